@@ -37,7 +37,7 @@ def main() -> None:
     if process_env.FORK_SERVER in os.environ:
         terminal.protect_streams()
         imports = sys.argv[1:]
-        del sys.argv[1:]  # no words of what is to be forked
+        del sys.argv[1:]  # they are the fork server's, not its forks'
         exit_with(lambda: run_fork_server(partial(run_request, loaded_with=dict(os.environ)), imports))
     if is_torchrun_worker():
         _become_rank_under_torchrun()

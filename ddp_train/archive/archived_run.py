@@ -101,7 +101,6 @@ class ArchivedRun:
 
     @cached_property
     def overrides(self) -> list[str]:
-        """The overrides that the run was started with."""
         return [str(text) for text in self.environment.get("overrides") or []]
 
     @cached_property
@@ -116,7 +115,6 @@ class ArchivedRun:
 
     @cached_property
     def checkpoints(self) -> list[CatalogEntry]:
-        """The run's complete checkpoints, the oldest first."""
         return saved_checkpoints(self.folder.checkpoints)
 
     @cached_property

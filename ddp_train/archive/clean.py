@@ -26,8 +26,6 @@ _OF_SWEEP = ("sweep.csv", "multirun.yaml", "conf", "compiled", "launch", FILE, f
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """What is to be removed of one run."""
-
     run: Path
     path: Path  # the run folder, or its checkpoints
     sweep: Path | None  # that the run is a job of

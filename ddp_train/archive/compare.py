@@ -20,8 +20,6 @@ _ENVIRONMENT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A fact that is not the same in all runs."""
-
     name: str
     values: list[Any]  # of each run; None: it has no such fact
     origins: list[str]  # where each came from, for values of the configuration; "": not known
@@ -29,8 +27,6 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What differs between some runs."""
-
     runs: list[str]  # their folders
     differences: dict[str, list[Difference]]  # config, code, data, environment
     results: dict[str, list[dict[str, Any]]]  # metric -> last, best and best_step of each run, and last's difference to the first run

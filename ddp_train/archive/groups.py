@@ -118,7 +118,6 @@ def distinct_words(rows: Sequence[dict[str, Any]], counts: Callable[[str], bool]
 
 
 def key_of(word: str) -> str:
-    """Return the key of an override."""
     return word.partition("=")[0].lstrip("+~")
 
 

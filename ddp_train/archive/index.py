@@ -181,7 +181,6 @@ def _load(file: Path) -> Kept:
 
 
 def _save(file: Path, kept: Kept) -> None:
-    """Replace an index file, where it can be written."""
     rows = ((stamp, *read) for stamp, read in kept.items())
     with (
         suppress(OSError, sqlite3.Error),

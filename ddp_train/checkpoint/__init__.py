@@ -2,7 +2,7 @@
 
     step_00001000/  rank_00000.safetensors ...  manifest.json (bytes and hash of each file)  COMPLETE (hash of the manifest)
 
-A rank's file holds its share of the common state, and the state of that rank alone, as tensors and JSON: nothing can be executed.
+A rank's file holds its share of the shared state, and the state of that rank alone, as tensors and JSON: nothing can be executed.
 
     codec          state <-> plain JSON and named tensors       layout         which rank writes which bytes
     tensor_file    the file of a rank                           staging        a copy of a rank's share in memory

@@ -91,10 +91,11 @@ def find_checkpoint(path: Path, damage_of: Callable[[Path], str | None], *, key:
 
 
 def require_candidates(name: Path, *, key: str) -> list[Path]:
-    """Return the checkpoints that a name may mean. Raises ConfigError: there is none or, for `best`, none with its metric."""
+    """Return the checkpoints that a name may mean. Raises ConfigError: there is none or, for `best`, none that has the metric."""
     if checkpoints := candidates(name):
         return checkpoints
-    happened, expected = f"there is no complete checkpoint in {name.parent}", "a run that has saved one"
+    happened = f"there is no complete checkpoint in {name.parent}"
+    expected = "a run that has saved one"
     fix = f"ddp-train resume {name.parent.parent}, which starts again"
     if num_saved := len(saved_checkpoints(name.parent)):
         happened = f"none of the {num_saved} checkpoints was saved right after an evaluation"
@@ -104,12 +105,13 @@ def require_candidates(name: Path, *, key: str) -> list[Path]:
 
 
 def set_aside(folder: Path, *, from_step: int, chosen: Path | None) -> list[str]:
-    """Rename the checkpoints that a run leaves behind, from a step on but for the chosen one, and other runs'; return the new names."""
-    renamed, others = [], [entry.path for entry in all_entries(folder) if entry.is_foreign]
-    for later in [path for step, path in step_folders(folder) if path in others or (step >= from_step and path != chosen)]:
-        free = (later.with_name(f"aside_{number}_{later.name}") for number in count())
-        renamed.append(later.rename(next(path for path in free if not path.exists())).name)
-    return renamed
+    """Rename the checkpoints of a run from a step on but for the chosen one, and those of other runs; return the new names."""
+    foreign = [entry.path for entry in all_entries(folder) if entry.is_foreign]
+    new_names = []
+    for left_behind in [path for step, path in step_folders(folder) if path in foreign or (step >= from_step and path != chosen)]:
+        unused_names = (left_behind.with_name(f"aside_{number}_{left_behind.name}") for number in count())
+        new_names.append(left_behind.rename(next(path for path in unused_names if not path.exists())).name)
+    return new_names
 
 
 def remove_debris(folder: Path) -> list[str]:
@@ -126,7 +128,6 @@ def is_name(path: Path) -> bool:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell whether a path is a checkpoint, or a name for one."""
     return is_name(path) or (path / MANIFEST).exists()
 
 

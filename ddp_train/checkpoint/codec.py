@@ -51,9 +51,9 @@ class StateError(UserError):
 
 
 def encode(state: Any, root: str) -> tuple[Any, dict[str, Tensor]]:
-    """Return the plain form of a state, which shares nothing with it, and its tensors by name, which are the state's own.
+    """Return the plain form of a state, which is a copy, and its tensors by name, which are not copied.
 
-    All names begin with `root`. Raises StateError: it holds something else; the message has the path to it.
+    All names begin with `root`. Raises StateError: the state holds something else; the message has the path to it.
     """
     tensors: dict[str, Tensor] = {}
     return _encode(state, root, tensors, {}), tensors
@@ -138,7 +138,8 @@ def _encode_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], names:
         name = path
         while name in tensors or name.endswith("]"):  # a["b.c"] and a["b"]["c"]; and what looks like a piece (layout.py)
             name += "'"
-        names[same], tensors[name] = name, tensor
+        names[same] = name
+        tensors[name] = tensor
     try:
         leaf = leaf_of(name, tensor)
     except ValueError as error:
@@ -158,7 +159,8 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def _leaf(plain: Mapping[str, Any]) -> Leaf:
-    shape, stride = tuple(plain["shape"]), plain.get("stride")
+    shape = tuple(plain["shape"])
+    stride = plain.get("stride")
     if type(plain["$tensor"]) is not str or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError("no name and shape of a tensor")
     if stride is not None and (len(stride) != len(shape) or not _is_dense(shape, tuple(stride))):

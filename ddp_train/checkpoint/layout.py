@@ -4,7 +4,7 @@ The large tensors that all ranks have are laid end to end and cut into one stret
 written in pieces. Of a tensor that a strategy has sharded among the ranks each rank writes its rows; of rows that several ranks have, each
 writes a stretch: nothing is gathered. Every rank, and every reader, computes the same from the tensors' names, types and shapes.
 
-A part that is not listed as alike is written by rank 0 alone: the shares of two states would make a third that no rank ever had.
+Rank 0 alone writes a part that is not listed as alike: shares of different states would make a state that no rank ever had.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -17,8 +17,8 @@ from ddp_train.interfaces.strategy import shard_range
 
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of their plain forms."""
-ALIKE = "alike"  # the part of the shared state that lists the parts whose tensors all ranks have, and share out
-OF_RANK_0 = "of_rank_0"  # and the one that lists those of the others whose tensors may not even have the same shapes on all ranks
+ALIKE = "alike"  # lists the parts of the shared state whose tensors are the same on all ranks: each rank writes a share
+OF_RANK_0 = "of_rank_0"  # lists those of the other parts whose tensors may have other shapes on each rank
 
 _ALIGNMENT = 16  # bytes; a multiple of every type's size, so that no number is cut
 
@@ -54,10 +54,10 @@ class Piece:
 
 
 def divide_shared(leaves: Iterable[Leaf], size: int, *, alike: Collection[str]) -> list[list[Piece]]:
-    """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are sharded among them (`pieces_between`).
+    """Return the pieces of the shared state that each of `size` ranks writes, but for sharded tensors (`pieces_between`).
 
-    About as many bytes for each; tensors with large types first, so that all are aligned. Rank 0 gets the tensors of all parts
-    but those that are `alike`.
+    Each rank gets about as many bytes. Tensors with large types come first, so that all are aligned. Rank 0 gets all of the parts that are
+    not `alike`.
     """
     shared_out = tuple(f"{SHARED}.{part}." for part in alike)
     shares: list[list[Piece]] = [[] for _ in range(size)]
@@ -66,7 +66,7 @@ def divide_shared(leaves: Iterable[Leaf], size: int, *, alike: Collection[str]) 
         if leaf.name.startswith(shared_out) and leaf.numel:
             ordered.append(leaf)
         else:
-            shares[0] += whole([leaf])
+            shares[0] += whole_pieces([leaf])
     total = sum(leaf.num_bytes for leaf in ordered)
     ends = [-(-total * (rank + 1) // size // _ALIGNMENT) * _ALIGNMENT for rank in range(size)]
     position = rank = 0
@@ -108,6 +108,6 @@ def own_piece(leaf: Leaf, rank: int, size: int) -> list[Piece]:
     return [piece for writer, piece in pieces_between(leaf, low, high, size) if writer == rank]
 
 
-def whole(leaves: Iterable[Leaf]) -> list[Piece]:
-    """Return each tensor in one piece: a rank's own."""
+def whole_pieces(leaves: Iterable[Leaf]) -> list[Piece]:
+    """Return each tensor in one piece, as one rank alone writes it."""
     return [Piece(leaf, 0, leaf.numel) for leaf in leaves]

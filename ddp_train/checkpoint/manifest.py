@@ -59,8 +59,6 @@ class Ranking:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All facts about one checkpoint."""
-
     step: int
     world_size: int
     run: str | None = None  # the id of the run that saved it; None: it does not say
@@ -141,7 +139,6 @@ def opened_folder(checkpoint: Path) -> Iterator[int]:
 
 @contextmanager
 def opened_file(folder: int, name: str) -> Iterator[int]:
-    """Open one file of an open folder for reading."""
     _require_name(name)
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)  # non-blocking: it could be a pipe
@@ -200,7 +197,8 @@ def compare_files(checkpoint: Path, files: Mapping[str, FileEntry], on_progress:
                 size = os.fstat(descriptor).st_size
                 if size != expected["bytes"]:
                     raise CheckpointError(happened=f"{name} has {size:,} bytes instead of {expected['bytes']:,}")
-                digest, chunk = xxhash.xxh3_128(), memoryview(bytearray(min(CHUNK_BYTES, max(size, 1))))
+                digest = xxhash.xxh3_128()
+                chunk = memoryview(bytearray(min(CHUNK_BYTES, max(size, 1))))
                 while count := os.readv(descriptor, [chunk]):
                     digest.update(chunk[:count])
                     on_progress()

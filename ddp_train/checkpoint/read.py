@@ -1,7 +1,7 @@
 """Reading: every rank reads a verified checkpoint into plain dicts. Nothing in it is executed: tensors and JSON, by our own readers.
 
-The common state is read once, whatever the number of ranks: each rank reads some of the files and sends their tensors to the others. Of a
-tensor that is sharded among the ranks each reads its own rows, from whatever files have them, however it was sharded when it was written.
+The shared state is read once, whatever the number of ranks: each rank reads some of the files and sends their tensors to the others. If a
+tensor is sharded among the ranks, each rank reads its own rows from the files that have them. The shards may differ from those at the save.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.layout import ALIKE, OWN, SHARED, Piece, divide_shared, pieces_between, whole
+from ddp_train.checkpoint.layout import ALIKE, OWN, SHARED, Piece, divide_shared, pieces_between, whole_pieces
 from ddp_train.checkpoint.manifest import CheckpointError, opened, rank_file, read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces.strategy import from_local_rows, local_range, local_rows
 
 LayOut = Callable[[Mapping[str, Any], Mapping[str, codec.Leaf]], Mapping[str, Tensor]]
-"""Gets a state without its tensors, and what these are by their names; returns, for those that are to come back sharded, one
-that is: of the same shape."""
+"""Gets the plain form of a state, and its leaves by name. Returns by name, for each tensor that is wanted in shards, a sharded tensor of
+its shape."""
 
 _T = TypeVar("_T")
 _ROUND = 64 << 20  # bytes that a rank reads before it gives them to the others
@@ -60,12 +60,12 @@ def read_shared(
         if isinstance(state := plain.get("state"), dict) and "step" in state:
             require_origin(checkpoint, "its state", step=state["step"])
         plain = plain if only is None else {part: value for part, value in plain.items() if part in only}
-        wanted = codec.tensor_leaves(plain)
-        likes = lay_out(plain, wanted)
-        tensors = shared.read_together([leaf for name, leaf in wanted.items() if name not in likes], world, on_progress)
+        leaves = codec.tensor_leaves(plain)
+        likes = lay_out(plain, leaves)
+        tensors = shared.read_together([leaf for name, leaf in leaves.items() if name not in likes], world, on_progress)
         for name, like in likes.items():
             rows = local_rows(like)
-            tensors[name] = from_local_rows(shared.read(wanted[name], *local_range(like)).view(rows.shape).to(rows.device), like)
+            tensors[name] = from_local_rows(shared.read(leaves[name], *local_range(like)).view(rows.shape).to(rows.device), like)
             on_progress()
         return _require(codec.decode(plain, tensors), dict)
 
@@ -127,7 +127,7 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
         file = _File(checkpoint, stack, rank)
         plain = file.plain(OWN)
         tensors = {}
-        for piece in whole(codec.tensor_leaves(plain).values()):
+        for piece in whole_pieces(codec.tensor_leaves(plain).values()):
             file.require(piece)
             tensors[piece.name] = values = torch.empty(piece.shape, dtype=piece.dtype)
             file.read(_Slice(rank, piece, 0, values.view(-1).view(torch.uint8)))
@@ -135,7 +135,7 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
 
 
 class SavedPart:
-    """One part of the common state (`model`), open: its values by name. A tensor is in memory only after it was read.
+    """One part of the shared state (`model`), open: its values by name. A tensor is in memory only after it was read.
 
     A part that was not saved is empty; the stack closes the files. Raises CheckpointError: it is not what its format says.
     """
@@ -147,7 +147,7 @@ class SavedPart:
         self._plain: dict[str, Any] = _require(plain.get(part, {}), dict)
         is_tensor = {name: isinstance(value, dict) and "$tensor" in value for name, value in self._plain.items()}
         self.tensors = {name: leaf for name in self._plain if is_tensor[name] for leaf in codec.tensor_leaves(self._plain[name]).values()}
-        self.others = [name for name in self._plain if not is_tensor[name]]
+        self.other_names = [name for name in self._plain if not is_tensor[name]]
 
     def read(self, name: str) -> Tensor:
         """Return one tensor, contiguous, also if its memory was permuted."""
@@ -169,9 +169,11 @@ class _Slice:
 
 def _rounds(pieces: Iterable[tuple[int, Piece]], tensors: Mapping[str, Tensor]) -> Iterator[list[_Slice]]:
     """Cut the pieces that one rank reads into rounds, each sent to the others at once; with a piece comes the rank whose file has it."""
-    slices, room = list[_Slice](), _ROUND
+    slices: list[_Slice] = []
+    room = _ROUND
     for rank, piece in pieces:
-        target, byte_offset = tensors[piece.leaf.name].view(-1)[piece.start : piece.stop].view(torch.uint8), 0
+        target = tensors[piece.leaf.name].view(-1)[piece.start : piece.stop].view(torch.uint8)
+        byte_offset = 0
         while byte_offset < piece.num_bytes:
             target_of_round = target[byte_offset : byte_offset + room]
             slices.append(_Slice(rank, piece, byte_offset, target_of_round))

@@ -125,11 +125,11 @@ class Saver:
         """
         if self._under_way is not None:
             thread, pending = self._under_way
-            seen = self._chunks_written
+            chunks_reported = self._chunks_written
             while not pending.is_written.is_set():
                 time.sleep(_POLL_S)  # here a rank waits for its own disk; the watch on hangs sees it in the stack
-                if self._chunks_written != seen:
-                    seen = self._chunks_written
+                if self._chunks_written != chunks_reported:
+                    chunks_reported = self._chunks_written
                     self.on_progress()
             wait_for_thread(thread)
             self._under_way = None
@@ -161,8 +161,6 @@ class Saver:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingSave:
-    """What one save is to write."""
-
     number: int  # counts the saves of one saver, from 1
     partial: Path  # where it is written until it is complete: in the folder of the other checkpoints
     staged: StagedShare
@@ -190,8 +188,9 @@ def write_together(pending: PendingSave, mailbox: Store, world: World) -> str | 
     Raises DistError: the store is gone, and with it the run.
     """
     number = pending.number
-    problem, needs_room = _failure_of(lambda: pending.partial.mkdir(0o750, parents=True)) if world.is_main else (None, False)
+    problem, needs_room = None, False
     if world.is_main:
+        problem, needs_room = _failure_of(lambda: pending.partial.mkdir(0o750, parents=True))
         mailbox.set(f"{number}/made", problem or "")
     if wait_for(mailbox, f"{number}/made"):
         report = _Report(pending.staged.num_bytes, problem=problem, needs_room=needs_room)
@@ -212,10 +211,12 @@ def write_together(pending: PendingSave, mailbox: Store, world: World) -> str | 
 
 
 def _write_share(pending: PendingSave, rank: int) -> _Report:
-    staged, path, digests = pending.staged, pending.partial / rank_file(rank), list[str]()
-    contents = (memoryview(staged.header), staged.values.numpy().data)
+    staged = pending.staged
     if name := staged.broken_tensor(pending.may_be_infinite):
         return _Report(staged.num_bytes, problem=f"{name} has NaN or infinity: broken weights must not replace good ones")
+    path = pending.partial / rank_file(rank)
+    contents = (memoryview(staged.header), staged.values.numpy().data)
+    digests: list[str] = []
     problem, needs_room = _failure_of(lambda: digests.append(tensor_file.write(path, contents, on_progress=pending.on_progress)))
     return _Report(staged.num_bytes, "".join(digests), problem, needs_room=needs_room, layout=staged.layout())
 
@@ -265,12 +266,15 @@ def publish(partial: Path, final: Path, manifest: Manifest) -> None:
 def _other_tensors(reports: Sequence[_Report]) -> list[str]:
     """Return the parts that differ between ranks: each rank has divided its own state, and the shares would not fit together."""
     first, *others = (report.layout for report in reports)
-    different = {rank: [part for part in sorted(first | own) if first.get(part) != own.get(part)] for rank, own in enumerate(others, 1)}
-    return [f"rank {rank}: its tensors differ from rank 0's in {', '.join(parts)}" for rank, parts in different.items() if parts]
+    problems = []
+    for rank, layout in enumerate(others, 1):
+        if parts := [part for part in sorted(first | layout) if first.get(part) != layout.get(part)]:
+            problems.append(f"rank {rank}: its tensors differ from rank 0's in {', '.join(parts)}")
+    return problems
 
 
 def _failure_of(action: Callable[[], None]) -> tuple[str | None, bool]:
-    """Call `action`; return what went wrong, of which the other ranks wait to hear, or None; and whether the disk refused it."""
+    """Call `action`; return what went wrong, or None, and whether the disk refused it. The other ranks wait to hear it."""
     try:
         action()
     except DistError:

@@ -66,7 +66,6 @@ class CheckpointSchedule:
         return is_due
 
     def metrics_of(self, step: int) -> dict[str, Any]:
-        """Return the metrics for the manifest of this step's checkpoint."""
         return self._metrics if step == self._step else {}
 
     def _count_if_best(self, metrics: Mapping[str, Any]) -> bool:
@@ -83,8 +82,8 @@ class CheckpointSchedule:
 def to_remove(saved: Sequence[CatalogEntry], keep: Retention) -> list[CatalogEntry]:
     """Return the checkpoints that are not kept, of all that there are."""
     newest = sorted(saved, key=lambda entry: entry.step, reverse=True)[: keep.last]
-    kept = {entry.step for entry in [*newest, *best_first(saved, keep.ranking)[: keep.best]]}
-    return [entry for entry in saved if entry.step not in kept and not (keep.every_steps and entry.step % keep.every_steps == 0)]
+    steps_kept = {entry.step for entry in [*newest, *best_first(saved, keep.ranking)[: keep.best]]}
+    return [entry for entry in saved if entry.step not in steps_kept and not (keep.every_steps and entry.step % keep.every_steps == 0)]
 
 
 def remove_old(folder: Path, keep: Retention) -> None:

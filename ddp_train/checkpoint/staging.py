@@ -18,13 +18,12 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import Leaf
-from ddp_train.checkpoint.layout import ALIKE, OF_RANK_0, OWN, SHARED, Piece, divide_shared, own_piece, whole
+from ddp_train.checkpoint.layout import ALIKE, OF_RANK_0, OWN, SHARED, Piece, divide_shared, own_piece, whole_pieces
 from ddp_train.interfaces.strategy import local_range, local_rows
 
 logger = logging.getLogger(__name__)
 
-_SLACK, _TEXTS = 64, 1 << 16
-"""Room for a state that grows from save to save (numbers since the last record, say): new pinned memory takes seconds."""
+_SPARE_BYTES = 1 << 16  # and a 64th: a state may grow from save to save, and new pinned memory takes seconds
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts of the process, as torch registers its own
 
@@ -50,7 +49,7 @@ class StagedShare:
         return len(self.header) + self.values.numel()
 
     def broken_tensor(self, may_be_infinite: Callable[[str], bool]) -> str | None:
-        """Return the name of a tensor of the shared state that has NaN, or infinity where it may not; None: there is none."""
+        """Return the name of a tensor of the shared state that has NaN, or infinity where it may not; None: all are good."""
         for piece, values in self.copies:
             name = piece.leaf.name
             if name.startswith(f"{SHARED}.") and values.numel() and (piece.dtype.is_floating_point or piece.dtype.is_complex):
@@ -66,7 +65,8 @@ class StagingBuffer:
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._is_pinned = device.type == "cuda"
-        self._device, self._stream = device, torch.cuda.Stream(device) if self._is_pinned else None
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if self._is_pinned else None
         self._allocation: Thread | None = None
 
     def make_room(self, num_bytes: int) -> None:
@@ -94,10 +94,10 @@ class StagingBuffer:
         leaves = [codec.leaf_of(*item) for item in tensors.items()]
         pieces = divide_shared(leaves, size, alike=shared.get(ALIKE, ()))[rank]
         pieces += [piece for leaf in leaves if leaf.shards > 1 for piece in own_piece(leaf, rank, size)]
-        pieces += whole(codec.leaf_of(*item) for item in own_tensors.items())
+        pieces += whole_pieces(codec.leaf_of(*item) for item in own_tensors.items())
         plain = {OWN: own_plain} | ({SHARED: shared_plain} if rank == 0 else {})
         texts = {name: torch.frombuffer(bytearray(json.dumps(part).encode()), dtype=torch.uint8) for name, part in plain.items()}
-        pieces += whole(codec.leaf_of(*item) for item in texts.items())
+        pieces += whole_pieces(codec.leaf_of(*item) for item in texts.items())
         pieces.sort(key=lambda piece: -piece.dtype.itemsize)
         copies = list(self._views(pieces))
         tensors |= own_tensors | texts
@@ -110,8 +110,9 @@ class StagingBuffer:
             self._stream.synchronize()
         metadata = {tensor_file.ORIGIN: json.dumps(origin)} if origin else None
         header = tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces], metadata)
-        common = [leaf for leaf in leaves if _part(leaf) not in shared.get(OF_RANK_0, ())]
-        return StagedShare(header, self._memory[: sum(piece.num_bytes for piece in pieces)], copies, common)
+        values = self._memory[: sum(piece.num_bytes for piece in pieces)]
+        on_all_ranks = [leaf for leaf in leaves if _part(leaf) not in shared.get(OF_RANK_0, ())]
+        return StagedShare(header, values, copies, on_all_ranks)
 
     def _views(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
         """Yield each piece with its view of the memory, which is allocated anew if it is too small."""
@@ -131,7 +132,7 @@ class StagingBuffer:
         """Allocate memory for so many bytes and a little more, on any thread."""
         if self._is_pinned:
             torch.cuda.set_device(self._device)  # a new thread has the first GPU, and would open a context there
-        self._memory = _allocate(num_bytes + num_bytes // _SLACK + _TEXTS, pinned=self._is_pinned)
+        self._memory = _allocate(num_bytes + num_bytes // 64 + _SPARE_BYTES, pinned=self._is_pinned)
 
 
 def _part(leaf: Leaf) -> str:
@@ -141,7 +142,8 @@ def _part(leaf: Leaf) -> str:
 def _copy(tensors: Mapping[str, Tensor], copies: Iterable[tuple[Piece, Tensor]]) -> None:
     for piece, values in copies:
         source = tensors[piece.leaf.name]
-        rows, (first, _) = local_rows(source), local_range(source)
+        rows = local_rows(source)
+        first, _ = local_range(source)
         values.copy_(rows if piece.is_whole else rows.reshape(-1)[piece.start - first : piece.stop - first], non_blocking=True)
 
 

@@ -47,7 +47,7 @@ _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
 
 def compose_and_run(words: list[str], runner: JobRunner, *, change: Callable[[Job], Job] = lambda job: job) -> int:
-    """Let Hydra compose a command line, run what comes of it, and return the exit code; `change`: makes of the job the one that is run."""
+    """Let Hydra compose a command line, run the job or the sweep, and return the exit code. `change` may replace a job before it runs."""
     refuse_unknown_options(words)
     sys.argv[1:] = words  # Hydra reads them there alone
     session = ClaimBeforeFolder.session = HydraSession(runner, change)
@@ -65,7 +65,7 @@ class HydraSession:
     def __init__(self, runner: JobRunner, change: Callable[[Job], Job]) -> None:
         self._runner, self._change = runner, change
         self._checked: RunConfig | None = None  # of a single run whose folder is claimed
-        self._plain: Any = None  # as it was checked (`_without_hydra`)
+        self._checked_values: Any = None  # what was checked (`_without_hydra`)
         self._multirun: Multirun | None = None
         self.exit_code = DONE
         self.error: Exception | None = None  # of a callback: Hydra would turn it into a warning, and go on
@@ -88,7 +88,8 @@ class HydraSession:
             composed.hydra.run.dir = str(folder)
             if location.is_continued:
                 composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
-        self._checked, self._plain = checked, _without_hydra(composed)
+        self._checked = checked
+        self._checked_values = _without_hydra(composed)
 
     def _leave_hydra_if_led(self, exit_code: int | None) -> None:
         """Leave Hydra if another machine has led this one to an end, with an exit code. None: this machine composes and claims itself."""
@@ -99,12 +100,12 @@ class HydraSession:
     def run_composed(self, composed: DictConfig) -> None:
         """Run a single run, in the folder that is claimed for it.
 
-        It is checked again where `claim_run` has not checked just this: our callback was deleted, a value refers to the folder, which is
-        known by now, or another callback has changed a value.
+        It is checked again if `claim_run` has not checked these values: our callback was deleted, a value refers to the folder, or another
+        callback has changed a value.
         """
         hydra_config: Any = HydraConfig.get()
         checked = self._checked
-        if checked is None or self._plain is None or self._plain != _without_hydra(composed):
+        if checked is None or self._checked_values is None or self._checked_values != _without_hydra(composed):
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         job.run_folder.record_config(config_text(job.config, job.run_folder.root))
@@ -198,9 +199,9 @@ def _starts_ranks_here(composed: DictConfig) -> bool:
 
 def _without_hydra(config: DictConfig) -> Any:
     """Return a config as it was composed, without its node `hydra`; None where it refers to that, which changes with the run's folder."""
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    plain.pop("hydra", None)
-    return None if any("${" in str(value) and "hydra" in str(value) for _, value in leaves(plain)) else plain
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    values.pop("hydra", None)
+    return None if any("${" in str(value) and "hydra" in str(value) for _, value in leaves(values)) else values
 
 
 def require_our_launcher(composed: DictConfig) -> None:

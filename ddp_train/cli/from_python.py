@@ -37,8 +37,6 @@ _WHERE_YAML_LIES = ("--config-dir", "-cd", "--config-name", "-cn", "--config-pat
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What came of a run."""
-
     folder: Path
     status: str  # completed; preempted or interrupted, saved: run(["resume=FOLDER"]) continues; queued, by SLURM
     step: int | None = None  # steps taken

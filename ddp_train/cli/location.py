@@ -105,7 +105,8 @@ def _location(composed: DictConfig, name: str, *, is_there: Callable[[Path], boo
     is_typed, folder = bool(_typed(composed, key)), str(node.dir)
     pattern = str(OmegaConf.to_container(node, resolve=False)["dir"])  # type: ignore[call-overload, index]
     problems = [*check_pattern(pattern, folder, key=key), *check_folder(folder, key=key)]
-    fixed, path = os.path.dirname(pattern.partition("${")[0]), Path(folder).absolute()
+    fixed = os.path.dirname(pattern.partition("${")[0])
+    path = Path(folder).absolute()
     if not problems and not is_typed and fixed:
         problems = check_below(Path(fixed).absolute(), path, key=key)
     if problems:
@@ -131,7 +132,8 @@ def require_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     `begins`: False: it has begun already; its initial weights may be gone.
     Raises ConfigErrors: with every problem. EnvironmentRefuses: a run that it waits for never gets done.
     """
-    waits_for, launcher = config.runs_before(), "torchrun" if is_torchrun_worker() else config.cluster.launcher
+    waits_for = config.runs_before()
+    launcher = "torchrun" if is_torchrun_worker() else config.cluster.launcher
     if waits_for and not _waits(launcher):
         happened = f"{launcher} starts this run at once and waits for no other run"
         raise ConfigError(key="after", happened=happened, expected="null, or cluster=slurm: SLURM waits by itself", fix=_BY_THE_SHELL)

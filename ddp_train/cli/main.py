@@ -76,7 +76,7 @@ class CommandRunner(JobRunner):
     def show_error(self, text: str) -> None:
         if self._caller is None:
             super().show_error(text)
-        self._tell_caller("error", text)  # it raises it
+        self._tell_caller("error", text)  # the caller raises it
 
     def _tell_caller(self, kind: Literal["folder", "error"], text: str) -> None:
         """Write a line of JSON for the program that has started this command by `ddp_train.run`, if one has."""
@@ -106,7 +106,8 @@ def run(words: Sequence[str], runner: JobRunner) -> int:
         return DONE
     if not words or words[0] not in COMMANDS:
         return _exit_code_of(lambda: compose_and_run(options_first(with_conf(words)), runner), words, runner)
-    command, arguments = COMMANDS[words[0]], [*words[1:]]
+    command = COMMANDS[words[0]]
+    arguments = [*words[1:]]
     module = importlib.import_module(f"{__package__}.{command.module}")  # alone: all together take longer than a run is composed
     if {"--help", "-h"} & set(arguments):
         print(getattr(module, command.usage))

@@ -49,8 +49,9 @@ def node(arguments: list[str], runner: JobRunner) -> int:
     if Path(path).exists():
         ask_trust("node", arguments, Path(path))
     spec = Spec.read(Path(path))
-    node_rank, launch_id = int(options["--index"]) if "--index" in options else None, options.get("--launch")
-    rendezvous = rendezvous_under_an_engine(spec, os.environ, node_rank=node_rank, launch_id=launch_id, meeting=options.get("--meeting"))
+    node_rank = int(options["--index"]) if "--index" in options else None
+    launch_id, meeting = options.get("--launch"), options.get("--meeting")
+    rendezvous = rendezvous_under_an_engine(spec, os.environ, node_rank=node_rank, launch_id=launch_id, meeting=meeting)
     with rendezvous.listener or nullcontext():
         return _run_own_part(spec, rendezvous, runner)
 

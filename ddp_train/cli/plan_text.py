@@ -82,7 +82,6 @@ def shell_command(words: Iterable[str]) -> str:
 
 
 def as_typed(path: Path) -> str:
-    """Return a path as a person would type it."""
     return _word(RunFolder(path).as_typed())
 
 

@@ -49,8 +49,10 @@ def parse_words(
 
     Raises ConfigError: an option is unknown or lacks its value, or there are too few words or too many.
     """
-    options, words, rest = dict[str, str](), list[str](), iter(typed)
-    for word in rest:
+    options: dict[str, str] = {}
+    words: list[str] = []
+    remaining = iter(typed)
+    for word in remaining:
         name, equals, value = word.partition("=")
         if not word.startswith("-") and not (equals and name in known):
             words.append(word)
@@ -61,7 +63,7 @@ def parse_words(
             meant = f"{close}{equals}{value}" if known.get(close) else close
             fix = meant if close else word.lstrip("-") if equals else ""
             raise ConfigError(happened=f"{word} is not an option", expected=", ".join(known), fix=fix)
-        if takes_value and not equals and (value := next(rest, "")) == "":
+        if takes_value and not equals and (value := next(remaining, "")) == "":
             raise ConfigError(happened=f"{name} has no value", expected=f"{name}=VALUE")
         if known[name] in ("N", "CODE") and not value.isdigit():
             raise ConfigError(happened=f"{name}: {value!r} is not a number", expected=f"{name}=N, a whole number")
@@ -74,7 +76,7 @@ def parse_words(
 
 
 def run_of(path: Path, *, key: str = "resume") -> Path:
-    """Return the folder of a run or of one of its checkpoints, also by the names `best` and `last`. ConfigError: it is none."""
+    """Return the folder of a run or of one of its checkpoints, also by the names `best` and `last`. Raises ConfigError: it is neither."""
     if is_name(path):
         require_candidates(path, key=key)
     for folder in (path, path.parent.parent):
@@ -104,15 +106,16 @@ def frozen_job(
     changed = saved_overrides.with_overrides(saved, overrides, replaced=replaced_configs(folder))
     require_working_directory(["resume", str(Path(sweep or checkpoint or folder).absolute()), *overrides], folder, saved)
     tree: Any = OmegaConf.to_container(changed)
-    first, options = original_words(folder)
-    config, run_folder = check_frozen(tree), RunFolder(folder)
+    first_overrides, options = original_words(folder)
+    config = check_frozen(tree)
+    run_folder = RunFolder(folder)
     if not run_folder.environment.exists():  # a run that has begun waits for no other run
         require_pipeline(config)
     return Job(
         config=config,
         run_folder=run_folder,
         command=list(sys.argv),
-        overrides=[*first, *overrides],
+        overrides=[*first_overrides, *overrides],
         options=options,
         in_sweep=in_sweep,
         work=Evaluation.read(run_folder) or Training(checkpoint=checkpoint),
@@ -120,30 +123,29 @@ def frozen_job(
 
 
 def refuse_without_effect(job: Job, overrides: list[str]) -> None:
-    """Refuse to change a run of which all steps are taken.
+    """Refuse to change a run that has taken all its steps.
 
-    A script that starts a run again until it is done repeats its words. So `cluster.*` may differ, and values that config.yaml has already
-    are no change.
+    A script may repeat one command until the run is done. So `cluster.*` may differ, and values that config.yaml has already are accepted.
     """
     if (steps := _all_taken(job)) is None:
         return
     trainer = job.config.trainer
     harmless = _EVALUATION if job.config.evaluation.save_predictions else ()  # missing predictions are saved then
-    now = dict(dotted_items(job.config.tree))
-    before = [dict(dotted_items(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
+    values = dict(dotted_items(job.config.tree))
+    saved_values = [dict(dotted_items(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
     keys = {text: text.lstrip("~").partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
-    idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in before]]
-    if not idle:
+    without_effect = [text for text, key in keys.items() if values.get(key) not in [saved.get(key) for saved in saved_values]]
+    if not without_effect:
         return
     by_steps = trainer.max_steps is not None and trainer.max_steps <= steps
-    happened = f"all {steps} steps of {job.run_folder.as_typed()} are done: {' '.join(idle)} would change nothing"
+    happened = f"all {steps} steps of {job.run_folder.as_typed()} are done: {' '.join(without_effect)} would change nothing"
     expected = "more steps to train with it, or evaluation.save_predictions=true; or a new run"
     fix = f"trainer.max_steps={2 * steps}" if by_steps else f"trainer.max_epochs={2 * (trainer.max_epochs or 1)}"
-    raise ConfigError(key=idle[0].lstrip("~").partition("=")[0], happened=happened, expected=expected, fix=fix)
+    raise ConfigError(key=without_effect[0].lstrip("~").partition("=")[0], happened=happened, expected=expected, fix=fix)
 
 
 def require_more(job: Job) -> None:
-    """Refuse to submit a run of which all steps are taken; one with steps left loses its result.json."""
+    """Refuse to submit a run that has taken all its steps; if steps are left, remove its result.json."""
     if (steps := _all_taken(job)) is not None:
         happened = f"all {steps} steps of {job.run_folder.as_typed()} are done"
         raise ConfigError(key="resume", happened=happened, expected="more steps to train", fix=f"trainer.max_steps={2 * steps}")

@@ -36,7 +36,8 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
     Raises ConfigErrors: with every problem found.
     """
     errors = [*_unknown_hydra_names(hydra)] if hydra is not None else []
-    tree, left_out = drop_unused_option_arguments({**{name: {} for name in schema.NAMED}, **resolve(config, errors)}, hydra)
+    resolved = {**{name: {} for name in schema.NAMED}, **resolve(config, errors)}
+    tree, left_out = drop_unused_option_arguments(resolved, hydra)
     errors += _unknown_root_names(tree, hydra)
     errors += _targets_in_extra(tree)
     errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.variable_for_secret(key, value))]
@@ -80,12 +81,13 @@ def _missing_sections(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 def _once(errors: Iterable[ConfigError]) -> list[ConfigError]:
     """Return errors; of several imports that fail by one cause the first, with the keys of all."""
-    kept: dict[str, ConfigError] = {}
+    by_cause: dict[str, ConfigError] = {}
     for error in errors:
         cause = error.cause if isinstance(error, ImportFails) else ""
-        if (first := kept.setdefault(cause or str(error), error)) is not error and cause:
+        first = by_cause.setdefault(cause or str(error), error)
+        if first is not error and cause:
             first.key = ", ".join([*first.key.split(", "), error.key])
-    return [*kept.values()]
+    return [*by_cause.values()]
 
 
 def check_frozen(tree: dict[str, Any]) -> RunConfig:
@@ -122,13 +124,15 @@ def check_folder(folder: str, *, key: str) -> list[ConfigError]:
 
 def _check_keys(kind: type, values: Any, at: str, errors: list[ConfigError]) -> dict[str, Any] | None:
     """Merge the values at a key, or at the root, into their schema one by one; `errors` gets every wrong one. None after an error."""
-    prefix, before = f"{at}." if at else "", len(errors)
+    prefix = f"{at}." if at else ""
+    num_errors_before = len(errors)
     if not isinstance(values, Mapping):
         errors.append(ConfigError(key=at, happened=f"is {values!r}", expected="a group of keys"))
         return None
     merged = OmegaConf.structured(schema.as_written(kind))
     OmegaConf.set_readonly(merged, False)
-    fields, types = {item.name: item for item in dataclasses.fields(kind)}, schema.types_of(kind)
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    types = schema.types_of(kind)
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in fields:
@@ -150,7 +154,7 @@ def _check_keys(kind: type, values: Any, at: str, errors: list[ConfigError]) -> 
     for name, item in fields.items():
         if name not in values and OmegaConf.is_missing(merged, name):
             errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=schema.describe(kind, item)))
-    if len(errors) > before:
+    if len(errors) > num_errors_before:
         return None
     content: Any = OmegaConf.to_container(merged)
     for name, item in fields.items():
@@ -219,7 +223,8 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
             continue
         typed_overrides = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
         if name in SECTIONS_HERE and not any(instead_of(*text.split("=", 1)) for text in typed_overrides if "=" in text):
-            expected, fix = SECTIONS_HERE[name], f"leave it out: {removal(name, value)}"
+            expected = SECTIONS_HERE[name]
+            fix = f"leave it out: {removal(name, value)}"
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
             expected = f"a component in one of {', '.join([*schema.TARGETS, *(f'{named}.NAME' for named in schema.NAMED)])}"
             close = nearest(name, [*schema.TARGETS, *schema.NAMED])
@@ -254,12 +259,12 @@ def _instead(typed: str, valid: Iterable[str]) -> str:
     return f"did you mean {shlex.quote(close + equals + value)}?" if close else shlex.quote(f"+extra.{key}{equals}{value}")
 
 
-def _without_package(option: str, landed: Mapping[str, Any], hydra: DictConfig | None) -> ConfigError:
+def _without_package(option: str, misplaced: Mapping[str, Any], hydra: DictConfig | None) -> ConfigError:
     """Return the error for an experiment without effect: without that first line Hydra puts its keys below its group's name."""
     folders = [source.path for source in hydra.runtime.config_sources if source.schema == "file"] if hydra is not None else []
     files = [path for folder in folders if (path := Path(folder) / "experiment" / f"{option}.yaml").exists()]
     file = str(files[0]) if files else f"experiment/{option}.yaml"
-    keys = ", ".join(map(str, landed))
+    keys = ", ".join(map(str, misplaced))
     happened = f"{file} lacks the line `# @package _global_`: its keys landed below `experiment.`, where nothing reads them ({keys})"
     fix = f"sed -i '1i # @package _global_' {shlex.quote(file)}"
     return ConfigError(key="experiment", happened=happened, expected="`# @package _global_` as its first line", fix=fix)

@@ -31,11 +31,11 @@ arXiv:2205.10287).
 
 
 class InvalidSectionError(Exception):
-    """A rule has read a section with problems of its own: it ends there, and those problems are shown."""
+    """A rule has read an invalid section: the rule ends, and the section's own problems are shown."""
 
 
 class _InvalidSection:
-    """Stands in the place of such a section."""
+    """Stands for an invalid section."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise InvalidSectionError
@@ -43,17 +43,17 @@ class _InvalidSection:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialConfig(Sections):
-    """As `RunConfig`, before it is known to be good: our own sections, typed, and the nodes of components, {} where there is none."""
+    """A configuration while it is checked: our own sections, typed, and the nodes of components; {} stands for a missing node."""
 
     tree: Mapping[str, Any]  # all of it, as it was composed
 
     @classmethod
     def of(cls, sections: Mapping[str, dict[str, Any] | None], tree: Mapping[str, Any]) -> PartialConfig:
-        """Return the config of a tree; `sections`: those of our own that are there, None where one is not valid."""
-        parts: dict[str, Any] = dict.fromkeys(SECTIONS, _InvalidSection())
-        parts |= {name: as_dataclass(SECTIONS[name], values) for name, values in sections.items() if values is not None}
-        parts |= {name: node if isinstance(node := tree.get(name), dict) else {} for name in TARGETS}
-        return cls(**parts, tree=tree)
+        """Return the config of a tree. `sections` has our own sections that are in it; None stands for an invalid one."""
+        sections_and_nodes: dict[str, Any] = dict.fromkeys(SECTIONS, _InvalidSection()) | {name: {} for name in TARGETS}
+        sections_and_nodes |= {name: as_dataclass(SECTIONS[name], values) for name, values in sections.items() if values is not None}
+        sections_and_nodes |= {name: tree[name] for name in TARGETS if isinstance(tree.get(name), dict)}
+        return cls(**sections_and_nodes, tree=tree)
 
     @cached_property
     def batch(self) -> BatchSizes:
@@ -68,7 +68,6 @@ class PartialConfig(Sections):
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether there is evaluation data."""
         return bool(evaluation_sets(self.tree))
 
 
@@ -105,12 +104,16 @@ class RunConfig(RootConfig, Sections):
 
     def batch_notes(self) -> list[str]:
         """Return notes on the sizes of the batch: what changes them, and which rates follow."""
-        batch, node, factor, notes = self.batch, self.optimizer, self.rate_factor(), list[str]()
+        batch = self.batch
+        notes: list[str] = []
         if batch.is_derived and batch.world_size > 1:
             keeps = f"trainer.global_batch_size={batch.global_batch_size} keeps both"
             notes.append(f"another number of ranks changes the batch and the result; {keeps}")
+        factor = self.rate_factor()
         if factor != 1.0:
-            rate, ratio = node.get("lr"), f"{batch.global_batch_size} / optimizer.base_batch_size {node['base_batch_size']}"
+            node = self.optimizer
+            rate = node.get("lr")
+            ratio = f"{batch.global_batch_size} / optimizer.base_batch_size {node['base_batch_size']}"
             example = f": {rate * factor:g} in place of {rate:g}" if isinstance(rate, (int, float)) else ""
             notes.append(f"all rates of the optimizer x {factor:g}{example} (optimizer.lr_scale={node['lr_scale']}, {ratio})")
         return notes
@@ -163,7 +166,7 @@ class _Dumper(get_omega_conf_dumper()):  # type: ignore[misc]  # a function retu
 
 
 def evaluation_sets(tree: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the changes for each evaluation set, by its key: `data.eval` first, then each of `evaluation.sets`; {}: there is none."""
+    """Return the changes for each evaluation set, by key: `data.eval` first, then each of `evaluation.sets`; {}: nothing is evaluated."""
     data, evaluation = tree.get("data"), tree.get("evaluation")
     changes_by_key = {"data.eval": data.get("eval") if isinstance(data, Mapping) else None}
     named = evaluation.get("sets") if isinstance(evaluation, Mapping) else None
@@ -187,11 +190,11 @@ def set_name(key: str) -> str:
 
 def _merged(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a node with changes, groups of keys merged. With another `_target_` it keeps the arguments that this class has by name."""
-    kept = dict(node)
+    merged = dict(node)
     if changes.get("_target_", node.get("_target_")) != node.get("_target_"):
         target = look_up_or_none(changes["_target_"])
-        kept = {name: value for name, value in node.items() if name not in DIRECTIVES and target and declares(target, name)}
+        merged = {name: value for name, value in node.items() if name not in DIRECTIVES and target and declares(target, name)}
     for name, value in changes.items():
-        before = kept.get(name)
-        kept[name] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return kept
+        before = merged.get(name)
+        merged[name] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -72,7 +72,6 @@ def dotted_items(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def value_at(tree: Mapping[str, Any], key: str) -> Any:
-    """Return the value at a dotted name, or None."""
     node: Any = tree
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None

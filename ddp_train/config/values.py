@@ -60,7 +60,6 @@ def _host(text: Any) -> Host:
 
 
 def host_list(value: Any) -> tuple[Host, ...]:
-    """Return the machines of a run over SSH."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError("a list of machines: [a,b:4,c]")
     hosts = tuple(_host(text) for text in value)
@@ -104,7 +103,6 @@ def _by_step(value: Any, least_step: int, expected: str, limits: str) -> tuple[S
 
 
 def micro_batch(value: Any) -> Any:
-    """Return the micro-batch size: a number, or `auto`."""
     if value != "auto" and (type(value) is not int or value < 1):
         raise ValueError("at least 1; or auto: as many as fit the device, with trainer.global_batch_size")
     return value
@@ -124,7 +122,6 @@ def regions(value: Any) -> Any:
 
 
 def run_folders(value: Any) -> tuple[str, ...]:
-    """Return the run folders that a path or a list of paths names."""
     folders = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
     if not folders or not all(isinstance(folder, str) and folder for folder in folders):
         raise ValueError("a run folder, or several: '[RUN1,RUN2]'; null for none")

@@ -28,7 +28,7 @@ from ddp_train.system.network import WAITING, is_address
 from ddp_train.system.process import allow_open_files
 
 _TIMEOUT = timedelta(minutes=10)
-_AT_ONCE = 1024
+_KEYS_PER_REQUEST = 1024
 _PATIENCE = _TIMEOUT  # a read is asked again after that: so a server whose machine has lost its power is found to be gone
 MEET_WITHIN_S = 300.0
 LEAVE_WITHIN_S = 30.0
@@ -69,7 +69,7 @@ def wait_for(store: dist.Store, key: str, *, within_s: float | None = None) -> s
 
 
 def add_line(store: dist.Store, key: str, value: Any) -> None:
-    """Add a value to the lines of a key, to which all ranks add: whoever reads those of thousands asks once, and not once for each."""
+    """Append a value to a key, as a line of JSON. All ranks append to one key, so that a reader asks once for thousands of ranks."""
     store.append(key, json.dumps(value) + "\n")  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
@@ -80,7 +80,9 @@ def lines_of(store: dist.Store, key: str) -> list[Any]:
 
 def round_trip_s(store: dist.Store) -> float:
     """Return the seconds that 64 KiB take to the machine of the ranks' store and back, by the fastest of five tries."""
-    store, key, tries = store.clone(), f"round_trip/{secrets.token_hex(8)}", []  # type: ignore[attr-defined]  # torch's stubs lack it
+    store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+    key = f"round_trip/{secrets.token_hex(8)}"
+    tries = []
     for _ in range(5):
         started = time.perf_counter()
         store.set(key, "." * 2**16)
@@ -97,9 +99,9 @@ def wait_for_thread(thread: Thread) -> None:
 
 
 def set_all(store: dist.Store, keys: Sequence[str], value: str) -> None:
-    """Give many keys one value, a thousand with each request."""
-    for some in (keys[start : start + _AT_ONCE] for start in range(0, len(keys), _AT_ONCE)):
-        store.multi_set(some, [value] * len(some))  # type: ignore[attr-defined]  # torch's stubs lack it
+    for start in range(0, len(keys), _KEYS_PER_REQUEST):
+        chunk = keys[start : start + _KEYS_PER_REQUEST]
+        store.multi_set(chunk, [value] * len(chunk))  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
 def serve_store(address: str, port: int) -> TCPStore:
@@ -184,7 +186,8 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
     prefix = uuid.uuid4().hex
     place = PrefixStore(prefix, store)
     remembered: dict[int, str] = {}  # rank -> where its newest hello says that the attempt begins
-    answered, num_read = set[str](), 0
+    answered: set[str] = set()
+    num_read = 0
 
     def is_complete() -> bool:
         nonlocal num_read
@@ -207,7 +210,8 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
 
 
 def _attempt_at(rank: int, size: int, place: Store, prefix: str, beginning: str) -> Attempt:
-    begins_at, store = Path(beginning) if beginning else None, PrefixStore("attempt", place)
+    begins_at = Path(beginning) if beginning else None
+    store = PrefixStore("attempt", place)
     return Attempt(rank=rank, size=size, store=store, prefix=f"ddp_train/{prefix}/attempt", begins_at=begins_at)
 
 

@@ -49,8 +49,6 @@ def most_minutes(device: str, ranks: int, *, is_full: bool) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineReport:
-    """A machine's report about itself."""
-
     facts: NodeFacts
     address: Address  # where the others connect
     write_error: str  # why it cannot write into the run's folder; "": it can
@@ -129,7 +127,6 @@ class Examination:
         )
 
     def probe_peers(self, addresses: Mapping[int, Address]) -> PeerReport:
-        """Connect to the others, by the addresses of all machines."""
         others = [number % self._count for number in range(self._number + 1, self._number + self._count)]
         tried = [other for other in others if other in addresses][:_MAX_REACHED]
 

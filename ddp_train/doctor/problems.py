@@ -47,8 +47,6 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterReport:
-    """All reports of the machines."""
-
     count: int  # of machines
     processes: int  # of ranks
     folder: str

@@ -26,7 +26,7 @@ def batch_on(device: torch.device, micro_batch: MicroBatch) -> Iterator[Batch]:
 
 
 def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
-    """Copy each micro-batch to a GPU on a stream of its own, one ahead of the one that is given. On the CPU it changes nothing."""
+    """Copy each micro-batch to a GPU on a stream for copies, one ahead of the one that is yielded. On the CPU it changes nothing."""
     return _copied_ahead(micro_batches, device) if device.type == "cuda" else micro_batches
 
 
@@ -36,19 +36,19 @@ def _copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> 
     A copy may get the memory of a batch that no code holds any more and that the device has yet to read. All work that reads it is on the
     computing stream by then, so the copy comes after it. `record_stream` would keep the memory of all batches by which the host is ahead.
     """
-    side = _copying_stream(device)
+    copy_stream = _copying_stream(device)
     waiting: tuple[MicroBatch, torch.cuda.Event] | None = None
     for micro_batch in micro_batches:
         if all(tensor.device.type != device.type for tensor in tensors_of(micro_batch.batch)):  # else its memory is the computing stream's
-            side.wait_event(torch.cuda.current_stream().record_event())
-            with torch.cuda.stream(side):
+            copy_stream.wait_event(torch.cuda.current_stream().record_event())
+            with torch.cuda.stream(copy_stream):
                 micro_batch = micro_batch._replace(on_device=to_device(micro_batch.batch, device))
-        arrived = side.record_event()
+        copied = copy_stream.record_event()
         if waiting is not None:
-            yield _given(*waiting)
-        waiting = micro_batch, arrived
+            yield _after_copy(*waiting)
+        waiting = micro_batch, copied
     if waiting is not None:
-        yield _given(*waiting)
+        yield _after_copy(*waiting)
 
 
 @cache
@@ -57,6 +57,6 @@ def _copying_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _given(micro_batch: MicroBatch, arrived: torch.cuda.Event) -> MicroBatch:
-    torch.cuda.current_stream().wait_event(arrived)
+def _after_copy(micro_batch: MicroBatch, copied: torch.cuda.Event) -> MicroBatch:
+    torch.cuda.current_stream().wait_event(copied)
     return micro_batch

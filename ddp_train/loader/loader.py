@@ -59,8 +59,8 @@ class Loader(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (most have no state)
         """Go on from that state, on the same number of ranks."""
 
-    def used(self, position: int) -> dict[str, int]:
-        """Return how many of the samples before `position` are of each source of a mixture; {}: it is none, or that cannot be told."""
+    def samples_by_source(self, position: int) -> dict[str, int]:
+        """Return how many of the samples before `position` are of each source of a mixture; {}: no mixture, or it cannot be told."""
         return {}
 
     def caveats(self, position: int) -> list[str]:
@@ -90,16 +90,13 @@ class TrainLoader(Loader):
     """The training data of one rank, with positions: seeking is O(1), and the position is all of its state.
 
     Args:
-        source: the training split.
-        order: the order of all samples.
-        rank: this rank.
         world_size: ranks that share each global batch.
         grad_accum_steps: micro-batches of each rank in a step.
         num_micro_batches_of: micro-batches of a step by the size of its global batch, where that changes; None: always `grad_accum_steps`.
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips_bad_samples: replace samples that cannot be read, instead of raising what they raise.
-        used: returns how many of the samples before a position are of each source of a mixture; None: the data is none.
+        samples_by_source: of a mixture; counts the samples before a position.
         blend: makes one sample of two (mixup, CutMix).
     """
 
@@ -115,12 +112,14 @@ class TrainLoader(Loader):
         pin_memory: bool,
         skips_bad_samples: bool = False,
         num_micro_batches_of: Callable[[int], int] | None = None,
-        used: Callable[[int], dict[str, int]] | None = None,
+        samples_by_source: Callable[[int], dict[str, int]] | None = None,
         blend: Blend | None = None,
     ) -> None:
-        self.source, self.order, self._used = source, order, used
+        self.source, self.order = source, order
         self.skips_bad_samples = skips_bad_samples
-        self._rank, self._world_size, self.grad_accum_steps = rank, world_size, grad_accum_steps
+        self.grad_accum_steps = grad_accum_steps
+        self._rank, self._world_size = rank, world_size
+        self._samples_by_source = samples_by_source
         self._num_micro_batches = cache(num_micro_batches_of or (lambda size: grad_accum_steps))  # by the size of the global batch
         self._reader = TrainReader(source, order, skips_bad_samples=skips_bad_samples, blend=blend)
         self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
@@ -140,8 +139,8 @@ class TrainLoader(Loader):
     def sample_ids(self, position: int, number: int) -> Indices | None:
         return self._reader.indices(next(islice(self._requests(position), number, None)))
 
-    def used(self, position: int) -> dict[str, int]:
-        return self._used(position) if self._used is not None else {}
+    def samples_by_source(self, position: int) -> dict[str, int]:
+        return self._samples_by_source(position) if self._samples_by_source is not None else {}
 
     def _requests(self, position: int) -> Iterator[TrainRequest]:
         slices = cache(self._slices)
@@ -155,8 +154,11 @@ class TrainLoader(Loader):
         """Return which samples of a global batch each micro-batch of this rank has, and whether it is a stand-in."""
         num_micro_batches = self._num_micro_batches(size)
         low, high = share(0, size, self._rank, self._world_size)
-        bounds = [share(low, high, number, num_micro_batches) for number in range(num_micro_batches)]
-        return [(start, stop, False) if stop > start else (0, 1, True) for start, stop in bounds]
+        slices = []
+        for number in range(num_micro_batches):
+            start, stop = share(low, high, number, num_micro_batches)
+            slices.append((start, stop, False) if stop > start else (0, 1, True))
+        return slices
 
 
 class OneBatch(Loader):

@@ -125,7 +125,6 @@ class MixtureSource(DataSource):
         return MixtureSampler(samplers, [len(source) for source in self._sources], self._weights, seed=seed, multiple_of=multiple_of)
 
     def _start(self, number: int) -> int:
-        """Return the index of the first sample of a source."""
         return int(self._ends[number]) - len(self._sources[number])
 
     def _rows(self, indices: Indices) -> list[tuple[int, Indices]]:
@@ -211,7 +210,7 @@ class MixtureSampler:
                 indices[mine[these]] = self._offsets[source] + sampler(int(number), places[these])
         return indices
 
-    def used(self, position: int) -> dict[str, int]:
+    def samples_by_source(self, position: int) -> dict[str, int]:
         block, place = divmod(position, _BLOCK)
         counts = self._counts_before(block) + np.bincount(self._block(block)[0][:place], minlength=len(self.names))
         return dict(zip(self.names, counts.tolist(), strict=True))

@@ -22,9 +22,9 @@ def share(start: int, stop: int, index: int, count: int) -> tuple[int, int]:
     """Return the bounds of one of `count` contiguous shares of [start, stop); the first ones are larger by one where it does not divide."""
     if count == 1:
         return start, stop
-    size, rest = divmod(stop - start, count)
-    low = start + index * size + min(index, rest)
-    return low, low + size + (index < rest)
+    size, num_larger = divmod(stop - start, count)
+    low = start + index * size + min(index, num_larger)
+    return low, low + size + (index < num_larger)
 
 
 class GlobalBatch(NamedTuple):
@@ -40,7 +40,7 @@ class GlobalBatch(NamedTuple):
 
 
 class BatchOrder:
-    """Where global batches begin and epochs end: of data without positions, whose batches all have the same size.
+    """Where global batches begin and epochs end, for data without positions: all batches have one size.
 
     `length`: samples of an epoch, rounded up to whole batches (with `drop_last` down); None: there are no epochs.
     """
@@ -51,7 +51,8 @@ class BatchOrder:
     def __init__(self, length: int | None, *, global_batch_size: int, drop_last: bool = False) -> None:
         self.global_batch_size = global_batch_size
         steps = None if length is None else max(1, length // global_batch_size if drop_last else -(-length // global_batch_size))
-        self.steps_per_epoch, self.epoch_size = steps, None if steps is None else steps * global_batch_size
+        self.steps_per_epoch = steps
+        self.epoch_size = None if steps is None else steps * global_batch_size
 
     def batch_at(self, position: int) -> GlobalBatch:
         """Return the global batch that begins at a position of the run, counted in samples. O(1)."""
@@ -63,7 +64,6 @@ class BatchOrder:
         return None
 
     def samples_after(self, step: int) -> int:
-        """Return how many samples the first `step` steps take."""
         return step * self.global_batch_size
 
     def steps_in(self, epochs: int) -> int | None:
@@ -75,7 +75,7 @@ def epochs(order: BatchOrder, position: int) -> float | None:
 
 
 class BatchPlan:
-    """A size for each position, where steps change it or not: a function of the position alone, in O(log changes).
+    """The size of the global batch at each position: it may change at a step. A function of the position alone, in O(log changes).
 
     Args:
         epoch_size: samples of an epoch; a batch never reaches into the next one.
@@ -102,12 +102,12 @@ class BatchPlan:
 
     def samples_after(self, step: int) -> int:
         place = bisect_right(self._steps, step) - 1
-        left, size = step - self._steps[place], self._sizes[place]
+        steps, size = step - self._steps[place], self._sizes[place]  # since that size began
         epoch, position = divmod(self._starts[place], self._epoch_size)
-        rest = self._batches(self._epoch_size - position, size)  # of the epoch that has begun
-        if left < rest:
-            return self._starts[place] + left * size
-        epochs, batches = divmod(left - rest, self._batches(self._epoch_size, size))
+        in_first_epoch = self._batches(self._epoch_size - position, size)  # which had begun before
+        if steps < in_first_epoch:
+            return self._starts[place] + steps * size
+        epochs, batches = divmod(steps - in_first_epoch, self._batches(self._epoch_size, size))
         return (epoch + 1 + epochs) * self._epoch_size + batches * size
 
     def steps_in(self, epochs: int) -> int:
@@ -117,8 +117,8 @@ class BatchPlan:
         size, begun = self._sizes[place], samples - epoch * self._epoch_size
         if begun == 0 or samples == self._starts[place]:
             return self._steps[place]
-        whole = self._batches(self._epoch_size, size)
-        return self._steps[place] + self._batches(self._epoch_size - position, size) + (begun // self._epoch_size - 1) * whole
+        in_whole_epoch = self._batches(self._epoch_size, size)
+        return self._steps[place] + self._batches(self._epoch_size - position, size) + (begun // self._epoch_size - 1) * in_whole_epoch
 
     @staticmethod
     def _batches(samples: int, size: int) -> int:
@@ -165,7 +165,8 @@ class SampleOrder(BatchOrder):
 
     def _draw(self, epoch: int, start: int, stop: int) -> Indices:
         """Draw a slice of a global batch, and the same slice of the next ones: a rank reads that slice of one after another."""
-        stride, origin = self._plan.size_at(epoch * self.epoch_size + start), self._plan.origin(epoch, start)
+        stride = self._plan.size_at(epoch * self.epoch_size + start)
+        origin = self._plan.origin(epoch, start)
         size = stop - start
         num_batches = min(max(1, _AHEAD // size), 1 + (self._sampler.length - stop) // stride)
         starts = start + stride * np.arange(num_batches)
@@ -178,7 +179,8 @@ class SampleOrder(BatchOrder):
         return self._rows[epoch, start, stop]
 
     def _from_windows(self, epoch: int, start: int, stop: int) -> Indices:
-        block_size, pieces = -(-_AHEAD // self._sampler.window) * self._sampler.window, []
+        block_size = -(-_AHEAD // self._sampler.window) * self._sampler.window
+        pieces = []
         while start < stop:
             number, block = start // block_size, self._block
             low = number * block_size
@@ -205,16 +207,16 @@ class SampleOrder(BatchOrder):
         return mix(mix(positions.astype(np.uint64) + GOLDEN) ^ keys)
 
     def partners(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        """Return the sample that goes with the one at each position of an epoch, and its own position, both [n].
+        """Return the partner of the sample at each position of an epoch, and the partner's position, both [n].
 
-        In an epoch each sample goes with one: positions are moved on by a number that is the epoch's.
+        Positions are moved on by one number for each epoch, so each sample is the partner of one.
         """
         length = self._sampler.length
         step = 1 + int(self.sample_keys(epoch, np.asarray([-1], np.int64))[0]) % max(1, length - 1)
-        others = (positions + step) % length
-        return self._sampler(epoch, others), others
+        partner_positions = (positions + step) % length
+        return self._sampler(epoch, partner_positions), partner_positions
 
-    def others(self, epoch: int, index: int, *, count: int) -> Indices:
+    def replacements(self, epoch: int, index: int, *, count: int) -> Indices:
         """Return samples of the same epoch that may stand in for one that cannot be read, a function of (seed, epoch, index) alone."""
         first = int(self.sample_keys(epoch, np.asarray([index], np.int64))[0]) % self._sampler.length
         return self._sampler(epoch, (first + np.arange(count)) % self._sampler.length)

@@ -21,8 +21,6 @@ _TRIES = 100  # samples that are tried in the place of one that cannot be read
 
 
 class BadSample(NamedTuple):
-    """A sample that was skipped."""
-
     sample: int
     why: str
 
@@ -102,8 +100,8 @@ class TrainReader:
         positions = np.arange(request.start, request.stop)
         batch, wanted, skipped = self._read(request.epoch, self.indices(request), positions)
         if self._blend is not None:
-            others, _, _ = self._read(request.epoch, *self._order.partners(request.epoch, positions))
-            batch = self._blend(batch, others, self._order.sample_keys(request.epoch, wanted, positions=positions))
+            partners, _, _ = self._read(request.epoch, *self._order.partners(request.epoch, positions))
+            batch = self._blend(batch, partners, self._order.sample_keys(request.epoch, wanted, positions=positions))
         return as_micro_batch(batch, len(wanted), is_stand_in=request.is_stand_in, bad=() if request.is_stand_in else skipped)
 
     def of_size(self, size: int) -> MicroBatch:
@@ -119,7 +117,7 @@ class TrainReader:
         source.seed_reads(partial(self._order.sample_keys, epoch))
         skipped: tuple[BadSample, ...] = ()
         if self._skips_bad_samples:
-            batch, wanted, skipped = self.samples.read_good(wanted, partial(self._order.others, epoch, count=_TRIES))
+            batch, wanted, skipped = self.samples.read_good(wanted, partial(self._order.replacements, epoch, count=_TRIES))
         else:
             batch = self.samples.read(wanted)
         if self._augments:
@@ -143,9 +141,9 @@ class EvalReader:
             is_empty = request.start == request.stop
             indices = np.zeros(1, np.int64) if is_empty else self.indices(request)
             return as_micro_batch(self.samples.read(indices), len(indices), is_stand_in=is_empty)
-        batch, taken, skipped = self.samples.read_good(self.indices(request))
+        batch, indices, skipped = self.samples.read_good(self.indices(request))
         if batch is not None:
-            return as_micro_batch(batch, len(taken), bad=skipped)
+            return as_micro_batch(batch, len(indices), bad=skipped)
         stand_in, _, _ = self.samples.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples.source))))
         return as_micro_batch(stand_in, 1, is_stand_in=True, bad=skipped)
 
@@ -169,34 +167,37 @@ class SampleReader:
             for index in map(int, indices):
                 try:
                     self.read_alone(index)
-                except Exception as its_own:
-                    if not isinstance(its_own, UserError):  # those say it themselves
-                        its_own.add_note(f"sample {index}{self.where(index)}; loader.on_bad_sample=skip continues without such samples")
-                    raise its_own from its_own.__cause__
+                except Exception as sample_error:
+                    if not isinstance(sample_error, UserError):  # a UserError says it itself
+                        where = f"sample {index}{self.where(index)}"
+                        sample_error.add_note(f"{where}; loader.on_bad_sample=skip continues without such samples")
+                    raise sample_error from sample_error.__cause__
             raise error
 
     def read_alone(self, index: int) -> None:
         self.source.batch(np.asarray([index], np.int64))
 
     def read_good(
-        self, indices: Indices, others: Callable[[int], Indices] | None = None
+        self, indices: Indices, replacements_of: Callable[[int], Indices] | None = None
     ) -> tuple[Batch | None, Indices, tuple[BadSample, ...]]:
         """Read samples; return the batch, its indices, and the bad samples.
 
-        `others` returns what to try in the place of an index. Without it bad samples are left out, and of bad ones alone the batch is None.
+        `replacements_of` returns what to try in the place of an index. Without it bad samples are left out. The batch is None: all are bad.
         """
         while True:
             bad = [row for row, index in enumerate(indices.tolist()) if index in self._bad] if self._bad else []
             skipped = tuple(BadSample(index, self._bad[index]) for index in indices[bad].tolist())
-            taken = indices.copy() if others is not None else np.delete(indices, bad)
-            if others is not None:
-                taken[bad] = [self._first_good(bad_sample.sample, others(bad_sample.sample)) for bad_sample in skipped]
-            if not len(taken):
-                return None, taken, skipped
+            if replacements_of is None:
+                chosen = np.delete(indices, bad)
+            else:
+                chosen = indices.copy()
+                chosen[bad] = [self._first_good(index, replacements_of(index)) for index, _ in skipped]
+            if not len(chosen):
+                return None, chosen, skipped
             try:
-                return self.source.batch(taken), taken, skipped
+                return self.source.batch(chosen), chosen, skipped
             except Exception:
-                are_good = [self._is_good(index) for index in taken.tolist()]
+                are_good = [self._is_good(index) for index in chosen.tolist()]
                 if all(are_good):
                     raise
 

@@ -159,8 +159,6 @@ class _Copying:
 
 
 class _Worker:
-    """One worker, as the rank sees it."""
-
     def __init__(self, read: Callable[[Any], Any]) -> None:
         self._buffers = [SharedBatch() for _ in range(AHEAD)]
         self._next_buffer = cycle(self._buffers)  # the result of request n is in buffer n mod AHEAD: taken before n + AHEAD is asked

@@ -35,8 +35,6 @@ _MAX_MEDIA_BYTES = 2**26  # of images and texts that wait in memory
 
 @dataclass(frozen=True)
 class Media:
-    """An image or a text that a callback logs."""
-
     name: str
     content: NDArray[np.uint8] | str  # pixels [H, W, 3], grey ones [H, W]; or Markdown
 

@@ -47,16 +47,16 @@ def report_failure(
     logger.exception("rank %d failed", rank)
     if is_by_peer:
         error.add_note("Another rank ended without a report and broke the connection: see the logs of the other ranks.")
-    left = _wait_for_quiet_exit(job, peers) if is_by_peer else None
-    if left is None:
+    quiet = _wait_for_quiet_exit(job, peers) if is_by_peer else None
+    if quiet is None:
         report = _own_failure(error, job, state, rank=rank)
         report = replace(report, kind=failure.FailureKind.CONNECTION) if is_by_peer else report
     else:
-        message = f"rank {left.rank} exited with code 0 after step {state.step} while the others were still training"
+        message = f"rank {quiet.rank} exited with code 0 after step {state.step} while the others were still training"
         fix = "look for os._exit in the code that this run uses"
-        report = failure.Failure(rank=left.rank, pid=left.pid, step=state.step, error="EarlyExit", message=message, fix=fix)
-    if peers is not None and (left is not None or not job.run_folder.failure.exists()):
-        report = report.with_others(peers.ask_others() | ({} if left is None else {rank: where}))
+        report = failure.Failure(rank=quiet.rank, pid=quiet.pid, step=state.step, error="EarlyExit", message=message, fix=fix)
+    if peers is not None and (quiet is not None or not job.run_folder.failure.exists()):
+        report = report.with_others(peers.ask_others() | ({} if quiet is None else {rank: where}))
     if not job.in_sweep and (file := process_env.error_file()):
         report.tell_torchrun(file, is_by_peer=is_by_peer)
     _record_and_show(report, job, terminal, seconds=time.monotonic() - started, is_by_peer=is_by_peer)
@@ -82,7 +82,8 @@ def _wait_for_quiet_exit(job: Job, peers: Peers | None) -> Neighbour | None:
 
     The rank that broke the connection, or the agent that saw it end, gets time to say why; the agent may end this rank meanwhile.
     """
-    deadline, reaped = time.monotonic() + _PEER_REPORTS_S, 0.0
+    deadline = time.monotonic() + _PEER_REPORTS_S
+    reaped = 0.0  # since when its exit code is gone: its agent has read it
     while time.monotonic() < deadline and not job.run_folder.failure.exists():
         time.sleep(0.005)
         gone = peers.dead_neighbour() if peers is not None and not job.in_sweep else None  # in a sweep its member knows how it ended

@@ -1,6 +1,6 @@
-"""A rank that is forked from a process that had imported everything: as a fresh interpreter would be that torchrun starts.
+"""A rank that is forked from a process that has imported everything. It must be like a fresh interpreter that torchrun starts.
 
-What it has from there is modules. Here it gets what is a rank's own: environment, streams, threads, random state.
+The fork has the modules. Here it gets what belongs to a rank: environment, streams, threads, random state.
 """
 
 import ctypes
@@ -40,8 +40,8 @@ def setup_forked_rank(request: RankRequest) -> None:
 def has_used_gpu() -> bool:
     """Tell whether this process, or the one that it was forked from, has begun CUDA, which no fork survives.
 
-    Torch knows its own use alone. CuPy, Numba or DALI open this device, too, which NVML, that may be forked, does not. What somebody's
-    sitecustomize imports may do either.
+    Torch knows its own use alone. CuPy, Numba and DALI open this device, too; NVML, which may be forked, does not. A user's sitecustomize
+    may import any of them.
     """
     is_open = any(file == "/dev/nvidia-uvm" for _, file in process.open_files(os.getpid()))
     return is_open or torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()

@@ -1,4 +1,4 @@
-"""The processes that a torchrun agent started, one per rank: what they are for, and who of them does it.
+"""The processes that a torchrun agent started, one per rank: what each of them serves.
 
 For a single run they are the ranks. For a sweep they are `Member`s, and the jobs run in processes forked from them. Where their agent
 knows neither, the command line says it (`command_group`).
@@ -29,9 +29,7 @@ _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may 
 def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
     """Serve the one job that `ddp-train` composed, the jobs of its sweep, or else what the command line asks for. Every rank runs this.
 
-    Args:
-        load_cli: imports `cli.main`, which runs the command line where rank 0 finds no job in its environment.
-        words: the command line.
+    `load_cli` imports `cli.main`, which runs the command line (`words`) where rank 0 finds no job in its environment.
     """
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")

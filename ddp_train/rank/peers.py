@@ -103,8 +103,8 @@ class Peers:
     def ask_others(self) -> dict[int, str]:
         """Return what the other ranks are doing, by rank, those left out that have ended. Waits `REPLIES_S` at most.
 
-        One rank asks for all. Where thousands fail of one mistake, each would have to answer each (docs/scale.md): whoever comes later
-        gets {}, after a while in which the first may tell what it has heard.
+        Only the first rank that calls this asks: if thousands fail of one mistake, each would have to answer each (docs/scale.md). Later
+        ones get {}, after the time in which the first one records what it has heard.
         """
         if self.is_alone:
             return {}
@@ -127,7 +127,6 @@ class Peers:
         return {rank: replies.get(rank, "gave no answer") for rank in others}
 
     def dead_neighbour(self) -> Neighbour | None:
-        """Return a rank on this machine that has ended, if there is one."""
         return next((neighbour for neighbour in self._neighbours if not is_alive(neighbour.pid)), None)
 
     def leave_together(self) -> None:

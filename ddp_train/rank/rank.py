@@ -58,12 +58,11 @@ def serve_job(job: Job, attempt: Attempt, *, is_users_agent: bool = False) -> En
 def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> Status:
     """Train or evaluate as one of a job's ranks, and return how it ended. A failure is recorded, shown once, and ends this process.
 
-    Args:
-        store: empty at the beginning.
-        is_users_agent: the agent is a user's torchrun, which knows nothing of runs.
-        remark: for the job's log.
+    The store is empty at first. `is_users_agent`: the agent is a user's torchrun, which knows nothing of runs. `remark` goes to the log.
     """
-    started, state, phases = time.monotonic(), TrainState(), Phases()
+    started = time.monotonic()
+    state = TrainState()
+    phases = Phases()
     write_heartbeats(phases)
     peers: Peers | None = None
     with rank_log(job.run_folder, rank, is_shown=not job.in_sweep) as terminal:

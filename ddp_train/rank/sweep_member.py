@@ -104,7 +104,8 @@ class Member:
     def _report_death(self) -> Status:
         """Say what a rank died of that could not say it itself, and what the others were doing."""
         assert self._child is not None
-        exit_code, run_folder = self._child.process.wait(), Job.from_json(self._job).run_folder
+        exit_code = self._child.process.wait()
+        run_folder = Job.from_json(self._job).run_folder
 
         def stopped() -> Status | None:
             result = run_folder.read_result()

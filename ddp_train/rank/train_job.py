@@ -52,7 +52,7 @@ from ddp_train.training.train_state import TrainState
 
 @dataclass(frozen=True, kw_only=True)
 class RankRun:
-    """One job, as one rank works on it in an open process group: what all that the rank does for the job needs."""
+    """One job on one rank, in an open process group: what each function of this module needs."""
 
     job: Job
     world: World
@@ -63,8 +63,6 @@ class RankRun:
 
 
 class TrainingEnd(NamedTuple):
-    """How the loop ended."""
-
     is_done: bool  # all steps; else it was stopped
     unsaved: str | None  # why the state after the last step is not saved; None: it is
 
@@ -77,7 +75,7 @@ def train_job(run: RankRun) -> Status:
 
 
 def build_components(run: RankRun) -> tuple[RankRun, Components]:
-    """Say what begins, and build what it is made of; the job then has the micro-batch that was found, if that was asked. Collective."""
+    """Print what begins, and build its components; return the run too, whose job then has the measured micro-batch. Collective."""
     job, world = run.job, run.world
     if job.config.batch.is_open:
         config, folder = job.config, job.run_folder.root
@@ -98,7 +96,10 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
     keep = retention(run.job.config.checkpoint, components)  # before anything is changed: it may refuse
     data_changes = _begin_or_resume(run, components)
     if run.state.is_over(components.total_steps) and run.world.from_main(run.job.run_folder.is_completed):
-        _confirm_completed(run, components)
+        _save_missing_predictions(run, components)
+        if run.world.is_main:
+            end_attempt(run.job.run_folder)
+            print(summary.over(run.job, run.state), flush=True)
         return None
     services = _make_services(run, components, keep, data_changes)
     return build_trainer(run.job.config, components, run.state, run.world, services)
@@ -126,14 +127,6 @@ def _begin_or_resume(run: RankRun, components: Components) -> list[str]:
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
     return data_changes
-
-
-def _confirm_completed(run: RankRun, components: Components) -> None:
-    """Say that there is nothing left to train. Collective."""
-    _make_up_for_predictions(run, components)
-    if run.world.is_main:
-        end_attempt(run.job.run_folder)
-        print(summary.over(run.job, run.state), flush=True)
 
 
 def _make_services(run: RankRun, components: Components, keep: Retention, data_changes: Sequence[str]) -> RunServices:
@@ -175,7 +168,7 @@ def _sweep_of(run_folder: RunFolder) -> Path | None:
 
 
 def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
-    """Return the job with the micro-batch that `auto` has come to, if it has: a run keeps the first one, whoever goes on with it."""
+    """Return the job with the micro-batch that was measured for `auto`, if one was. A run keeps the first one, also after a resume."""
     if not job.config.batch.is_open or MICRO_BATCH not in answers:
         return job
     return replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH]))
@@ -201,7 +194,7 @@ def _load_initial_weights(config: RunConfig, weights: Path, components: Componen
     world.print(*load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict))
 
 
-def _make_up_for_predictions(run: RankRun, components: Components) -> None:
+def _save_missing_predictions(run: RankRun, components: Components) -> None:
     """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
     job, world, state = run.job, run.world, run.state
     folder_of = partial(job.run_folder.predictions_of, state.step)
@@ -227,7 +220,8 @@ def _clear_for_attempt(run: RankRun, components: Components, keep: Retention) ->
 def _writers(run: RankRun, components: Components) -> list[MetricWriter]:
     """Return where the numbers go from this step on (rank 0)."""
     job, state = run.job, run.state
-    config, run_name = job.config, ""
+    config = job.config
+    run_name = ""
     if (sweep := _sweep_of(job.run_folder)) is not None:
         from ddp_train.run_folder.sweep import Sweep
 
@@ -289,14 +283,15 @@ def finish_run(run: RankRun, trainer: Trainer, end: TrainingEnd) -> Status:
 
 def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: str | None) -> None:
     """Write result.json, and say how the run ended (rank 0)."""
-    job, state, run_folder, is_done = run.job, run.state, run.job.run_folder, status == Status.COMPLETED
+    job, state, run_folder = run.job, run.state, run.job.run_folder
+    is_done = status == Status.COMPLETED
     ranking = ranking_of(trainer.components)
     result = Result(
         status=status,
         step=state.step,
         epoch=epochs(trainer.components.train_loader.order, state.samples),
         samples=state.samples,
-        metrics={"last": trainer.last, "best": {metric: asdict(best) for metric, best in state.best.items()}},
+        metrics={"last": trainer.last_values, "best": {metric: asdict(best) for metric, best in state.best.items()}},
         headline={"metric": ranking.metric, "goal": ranking.goal},
         seconds=round(time.monotonic() - run.started_monotonic, 3),
         early_end=str(state.early_end) if state.early_end is not None and is_done else None,

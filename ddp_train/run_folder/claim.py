@@ -8,7 +8,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.system import folder_lock
 
 _UNUSED_FILES = {"multirun.yaml", "conf"}  # in the folder of a sweep before its first job
-_made: list[Path] = []
+_made_folders: list[Path] = []
 
 
 def claim_new(wanted: Path) -> Path:
@@ -37,15 +37,16 @@ def claim_typed(folder: Path, *, key: str) -> Path:
 def require_empty(folder: Path, *, key: str) -> None:
     """Refuse a folder that is not empty, or a path that is no folder (ConfigError)."""
     if not folder.is_dir() or any(path.name != folder_lock.HOLDER for path in folder.iterdir()):
-        happened, fix = f"{folder} exists and is not an empty folder", f"another {key}, or `ddp-train resume {folder}` to continue a run"
+        happened = f"{folder} exists and is not an empty folder"
+        fix = f"another {key}, or `ddp-train resume {folder}` to continue a run"
         raise ConfigError(key=key, happened=happened, expected="a new or an empty folder; nothing is overwritten", fix=fix)
 
 
 def give_up_claims() -> None:
     """Unlock every folder that this process holds, and remove those that it made and that are still unused."""
     folder_lock.unlock_all()
-    while _made:
-        folder = _made.pop()
+    while _made_folders:
+        folder = _made_folders.pop()
         with contextlib.suppress(OSError):
             if {path.name for path in folder.iterdir()} <= _UNUSED_FILES:
                 shutil.rmtree(folder)
@@ -64,7 +65,7 @@ def _make(folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
-        _made.append(folder)
+        _made_folders.append(folder)
     except FileExistsError:
         if not folder.parent.is_dir():
             raise ConfigError(key="hydra.run.dir", happened=f"{folder.parent} is not a folder") from None

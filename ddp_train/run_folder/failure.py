@@ -59,8 +59,6 @@ _ACTIVITIES = {  # part of the path of a library's innermost file -> the activit
 
 
 class FailureKind(StrEnum):
-    """What has failed."""
-
     RANK = "rank"
     CONNECTION = "connection"  # of a rank: another one is gone, and has left no report
     HANG = "hang"  # of a rank
@@ -92,7 +90,7 @@ class Failure:
         ranks_of: dict[str, list[int]] = {}
         for rank, text in sorted(others.items()):
             ranks_of.setdefault(text, []).append(rank)
-        lines = [f"{_name(ranks):<12} {text}" for text, ranks in ranks_of.items()]
+        lines = [f"{_ranks_text(ranks):<12} {text}" for text, ranks in ranks_of.items()]
         more = sum(len(ranks) for ranks in [*ranks_of.values()][_LINES_SHOWN:])
         return replace(self, others=(*lines[:_LINES_SHOWN], *([f"... and {more} more"] if more else [])))
 
@@ -105,8 +103,9 @@ class Failure:
         try:
             is_first = create_json(run_folder.failure, asdict(self))
             if is_first:
-                error, is_last = f"{self.error}: {self.message}", self.exit_code == NO_PROGRESS
-                result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=error, has_no_progress=is_last)
+                error = f"{self.error}: {self.message}"
+                no_progress = self.exit_code == NO_PROGRESS
+                result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=error, has_no_progress=no_progress)
                 result.write(run_folder.result)
         except OSError as error:
             print(f"{run_folder.as_typed()} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
@@ -133,7 +132,7 @@ class Failure:
     def screen(self, run_folder: RunFolder) -> str:
         """Return the report for the terminal; the log of the rank has the rest."""
         head = f"The run failed: {self.who}{'' if self.step is None else f', after step {self.step}'}"
-        rest = [
+        below = [
             *([f"  fix: {self.fix}"] if self.fix else []),
             "",
             *(["Meanwhile", *(f"  {line}" for line in self.others), ""] if self.others else []),
@@ -142,13 +141,13 @@ class Failure:
             *([f"  this report  {run_folder.as_typed()}/{run_folder.failure.name}"] if run_folder.failure.exists() else []),
             "",
         ]
-        room = _SCREEN_LINES - 1 - sum(map(bool, rest))
-        return printable("\n".join(["", head, "", *(fit(self.traceback, room) or self.message.splitlines()), *rest]))
+        room = _SCREEN_LINES - 1 - sum(map(bool, below))
+        return printable("\n".join(["", head, "", *(fit(self.traceback, room) or self.message.splitlines()), *below]))
 
 
 def from_exception(error: BaseException, *, rank: int, step: int | None) -> Failure:
-    """Describe an exception that ended this rank."""
-    is_user_error, name = isinstance(error, UserError), type(error).__name__
+    is_user_error = isinstance(error, UserError)
+    name = type(error).__name__
     frames = shorten(traceback.extract_tb(error.__traceback__))
     return Failure(
         rank=rank,
@@ -175,7 +174,8 @@ def from_exit(
     """
     fix = ""
     if exit_code is None:
-        error, message = "ProcessLost", "the process ended without a report; torchrun's own page has its signal or exit code"
+        error = "ProcessLost"
+        message = "the process ended without a report; torchrun's own page has its signal or exit code"
     elif exit_code < 0:
         error = signal.Signals(-exit_code).name
         message = f"the process was ended by {error}"
@@ -188,7 +188,8 @@ def from_exit(
             message += f" after this line in its log: {native_line}"
             fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows its Python line" if native_line.startswith("CUDA error") else ""
     else:
-        error, message = "ProcessExit", f"the process exited with code {exit_code} without a report"
+        error = "ProcessExit"
+        message = f"the process exited with code {exit_code} without a report"
     return Failure(rank=rank, pid=pid, error=error, message=message, fix=fix)
 
 
@@ -199,13 +200,12 @@ def from_agent(*, pid: int, signal_name: str) -> Failure:
 
 
 def from_machine(*, host: str, ranks: Sequence[int], why: str) -> Failure:
-    """Describe the loss of a machine with its ranks."""
-    message = f"{host} {why}; lost with it: {_name(ranks)}"
+    message = f"{host} {why}; lost with it: {_ranks_text(ranks)}"
     return Failure(kind=FailureKind.MACHINE, rank=ranks[0], host=host, pid=None, error="MachineLost", message=message)
 
 
 def load_report(path: Path) -> Failure | None:
-    """Read failure.json, or that of an earlier attempt; None: there is none."""
+    """Read failure.json, or that of an earlier attempt; None: it is missing or damaged."""
     try:
         content = json.loads(path.read_text())
         return Failure(**content | {"kind": FailureKind(content["kind"])})
@@ -220,17 +220,17 @@ def _text(error: BaseException) -> str:
         return f"(its text cannot be read: {type(problem).__name__})"
 
 
-def _name(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
     """Name ranks in ascending order as `rank 3` or `ranks 0-2, 5`."""
-    parts = []
+    ranges = []
     for _, group in groupby(enumerate(ranks), key=lambda item: item[1] - item[0]):  # numbers that follow each other
-        run = [rank for _, rank in group]
-        parts.append(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return f"rank {parts[0]}" if len(ranks) == 1 else f"ranks {', '.join(parts)}"
+        together = [rank for _, rank in group]
+        ranges.append(f"{together[0]}" if len(together) == 1 else f"{together[0]}-{together[-1]}")
+    return f"rank {ranges[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranges)}"
 
 
 def native_error(run_folder: RunFolder, rank: int, pid: int) -> str:
-    """Return the last line that CUDA or NCCL wrote into the log of an ended rank; "": there is none."""
+    """Return the last line that CUDA or NCCL wrote into the log of an ended rank; "": they wrote none."""
     text = tail(run_folder.rank_log(rank), _TAIL_BYTES).rpartition(BEGINS % pid)[2]
     lines = [match[0] for line in text.splitlines() if (match := _NATIVE_WORDS.search(line))]
     return redact_code(lines[-1][:_MAX_LINE_CHARACTERS]) if lines else ""
@@ -271,8 +271,8 @@ def fit(text: str, num_lines: int) -> list[str]:
     """Return the lines of a traceback, its last frames alone where they are more than `num_lines`; at least two frames."""
     lines = [line for line in text.rstrip().splitlines() if line.strip(" ^~")]
     frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
-    kept = next((index for index in frames[:-2] if len(lines) - index + 1 <= num_lines), frames[-2] if len(frames) > 1 else 1)
-    return lines[:1] + lines[kept:] if frames else lines
+    first_line = next((index for index in frames[:-2] if len(lines) - index + 1 <= num_lines), frames[-2] if len(frames) > 1 else 1)
+    return lines[:1] + lines[first_line:] if frames else lines
 
 
 def _is_users_or_ours(filename: str) -> bool:

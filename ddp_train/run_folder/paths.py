@@ -74,7 +74,6 @@ class RunFolder:
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> Self:
-        """Return the folder of the run that a checkpoint is of."""
         return cls(checkpoint.parent.parent)
 
     def has_continued(self) -> bool:
@@ -122,7 +121,7 @@ class RunFolder:
             self.result.unlink(missing_ok=True)
 
     def read_result(self) -> Result | None:
-        """Return the content of result.json; None: there is none yet, or a damaged one."""
+        """Return the content of result.json; None: it is missing or damaged."""
         return Result.read(self.result)
 
     def is_completed(self) -> bool:

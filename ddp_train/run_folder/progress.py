@@ -162,7 +162,6 @@ class LogTail:
 
 
 def duration(seconds: float) -> str:
-    """Write a time in seconds, minutes or hours."""
     minutes = round(seconds / 60)
     if minutes == 0:
         return f"{seconds:.0f} s"

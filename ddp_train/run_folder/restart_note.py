@@ -24,8 +24,6 @@ STARTED = time.time()  # when this process began, in seconds since the epoch; ab
 
 @dataclass(frozen=True, kw_only=True)
 class RestartNote:
-    """The note of an earlier attempt."""
-
     begins_at: Path  # where the next attempt begins: the run folder, the checkpoint to begin with, or a sweep's folder
     restarts: int  # restarts of the ranks on this machine when it was written
     started: float  # when the first attempt began, in seconds since the epoch

@@ -61,7 +61,6 @@ class Result:
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """The newest value of each metric."""
         return (self.metrics or {}).get("last", {})
 
     def write(self, path: Path) -> None:
@@ -70,13 +69,14 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result | None:
-        """Read result.json; None: there is none yet, or it cannot be read, or is of another form."""
+        """Read result.json; None: it is missing, damaged or of another form."""
         try:
             content = json.loads(path.read_text())
             values = {entry.name: content[entry.name] for entry in fields(cls) if entry.name in content}
             result = cls(**values | {"status": Status(content.get("status"))})
         except (OSError, ValueError, AttributeError):  # AttributeError: it is no object
             return None
-        metrics, headline = result.metrics or {}, result.headline or {"metric": "", "goal": "max"}
+        metrics = result.metrics or {}
+        headline = result.headline or {"metric": "", "goal": "max"}
         has_forms = isinstance(metrics, dict) and isinstance(headline, dict) and {"metric", "goal"} <= headline.keys()
         return result if has_forms else None

@@ -27,7 +27,7 @@ _SHOWN = 100  # characters of an error
 class _CountedBy(StrEnum):
     """Who has counted the attempt that has not ended yet."""
 
-    NOBODY = ""  # there is none
+    NOBODY = ""  # all attempts have ended
     ENGINE = "engine"
     RANKS_OF_ENGINE = "ranks of an engine"  # the engine's program first
     RANKS = "ranks"
@@ -45,7 +45,6 @@ class NoProgress:
         print(self.screen(run_folder), file=sys.stderr, flush=True)
 
     def screen(self, run_folder: RunFolder) -> str:
-        """Return what is shown to a person."""
         origin = f"its checkpoint of step {self.checkpoint}" if self.checkpoint else "the start"
         head = f"No progress: the run was started again {len(self.endings) - 1} times from {origin} without a new checkpoint"
         numbered = [f"  {number}  {ending}" for number, ending in enumerate(self.endings, 1)]

@@ -37,7 +37,8 @@ def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:
     if not folder.isprintable():
         return [ConfigError(key=key, happened=f"is {folder!r}", expected="a path without control characters")]
     if ".." in Path(folder).parts and ".." not in Path(pattern).parts:
-        expected, fix = "values without '..': a name must not change the folder", f"type {key}=FOLDER for another folder"
+        expected = "values without '..': a name must not change the folder"
+        fix = f"type {key}=FOLDER for another folder"
         return [ConfigError(key=key, happened=f"{pattern} leads to {folder}", expected=expected, fix=fix)]
     return []
 

@@ -50,9 +50,12 @@ class DDP(Strategy):
         reduce_dtype: Literal["bfloat16", "float16"] | None = None,
         sync_batchnorm: bool = False,
     ) -> None:
-        self.gradient_as_bucket_view, self.bucket_cap_mb = gradient_as_bucket_view, bucket_cap_mb
-        self.graph_is_static, self.find_unused_parameters = static_graph, find_unused_parameters
-        self.reduce_dtype, self.sync_batchnorm = reduce_dtype, sync_batchnorm
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.graph_is_static = static_graph
+        self.find_unused_parameters = find_unused_parameters
+        self.bucket_cap_mb = bucket_cap_mb
+        self.reduce_dtype = reduce_dtype
+        self.sync_batchnorm = sync_batchnorm
         self._nothing_to_skip: AbstractContextManager[None] = nullcontext()
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
@@ -70,7 +73,7 @@ class DDP(Strategy):
             bucket_cap_mb=self.bucket_cap_mb,
         )
         module.exchanging = self.exchanging
-        if (hook := self._hook()) is not None:
+        if (hook := self._comm_hook()) is not None:
             module.register_comm_hook(None, hook)
         return module
 
@@ -89,15 +92,15 @@ class DDP(Strategy):
         return context
 
     def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
-        """Tell whether gradients are in the buckets: the first micro-batches would else put theirs beside them, in as much memory again.
+        """Tell whether gradients stay in the buckets. Else the first micro-batch of a step allocates them again, beside the buckets.
 
-        Not where a parameter may have none in a step, as optimizers must see.
+        False where a parameter may have no gradient in a step: the optimizer must see None.
         """
         is_ddp = isinstance(wrapped, DistributedDataParallel)
         return is_ddp and bool(wrapped.gradient_as_bucket_view) and not wrapped.find_unused_parameters
 
-    def _hook(self) -> Callable[[Any, Any], Future[Tensor]] | None:
-        """Return what exchanges a bucket of gradients; None: torch's own way."""
+    def _comm_hook(self) -> Callable[[Any, Any], Future[Tensor]] | None:
+        """Return torch's hook that exchanges a bucket of gradients in another type; None: torch's own way."""
         if self.reduce_dtype is None:
             return None
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # which takes its time
@@ -106,11 +109,11 @@ class DDP(Strategy):
 
 
 def _synchronised(model: nn.Module) -> nn.Module:
-    """Let each batch norm of the model, in its place, be one of the samples of all ranks, with the same parameters and buffers."""
+    """Replace each batch norm of the model by one over the samples of all ranks, with the same parameters and buffers."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if not norms:
-        happened, expected = "is true, and the model has no batch norm", "a model with nn.BatchNorm1d, 2d or 3d"
-        raise conflict("strategy.sync_batchnorm", happened, "false", expected=expected)
+        expected = "a model with nn.BatchNorm1d, 2d or 3d"
+        raise conflict("strategy.sync_batchnorm", "is true, and the model has no batch norm", "false", expected=expected)
     if all(isinstance(norm, nn.SyncBatchNorm) for norm in norms):  # others are trained than before
         return model
     synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)

@@ -166,8 +166,9 @@ class Multirun:
             with suppress(OSError):  # `run` has reported it
                 self.sweep.save()
             show(self.sweep, self._engines.alive)
-        name, without = self._settings.metric, (job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None)
-        if name and (job := next(without, None)) is not None:
+        name = self._settings.metric
+        without_metric = (job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None)
+        if name and (job := next(without_metric, None)) is not None:
             result = self.sweep.run_folder(job).read_result()
             names = ", ".join(result.last) if result is not None else "none"
             self._screen.say(f"sweep.metric: job {job.number} has no metric {name!r}; it has {names}")

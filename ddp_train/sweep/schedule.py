@@ -77,7 +77,6 @@ class SweepScheduler:
                         self._stop(signal.SIGTERM)
 
     def close(self) -> None:
-        """End all processes."""
         for slot in self._slots:
             slot.end()
 

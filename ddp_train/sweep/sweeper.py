@@ -30,7 +30,6 @@ _MAX_FILES = 10_000  # below a folder of YAML; a folder with more holds data
 
 
 def swept_keys(base: DictConfig) -> list[str]:
-    """Return the keys for which the command gives several values."""
     overrides = OverridesParser.create().parse_overrides(_overrides(base))
     return [override.key_or_group for override in overrides if override.is_sweep_override()]
 

@@ -60,7 +60,6 @@ class SweepScreen:
         self._refresh()
 
     def ended(self, job: SweepJob) -> None:
-        """Show how a job ended; for a failure, its first traceback."""
         if job.status == Status.FAILED:
             recorded = failure.load_report(self._sweep.run_folder(job).failure)
             self.say(f"\njob {job.number} failed  {self._values(job)}{recorded.screen(self._sweep.run_folder(job)) if recorded else ''}")
@@ -72,7 +71,6 @@ class SweepScreen:
         self._refresh()
 
     def say(self, text: str) -> None:
-        """Print a text above the table."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
@@ -89,7 +87,8 @@ class SweepScreen:
 
     def _progress_table(self) -> Table:
         """Return the running jobs, and those that ended last where there are rows left."""
-        jobs, max_rows = self._sweep.jobs, max(5, shutil.get_terminal_size().lines - _LINES_AROUND)
+        jobs = self._sweep.jobs
+        max_rows = max(5, shutil.get_terminal_size().lines - _LINES_AROUND)
         running = [job for job in jobs if job.status == Status.RUNNING][:max_rows]
         ended = [job for job in jobs if job.status not in (Status.RUNNING, Status.QUEUED)]
         rows = running + (ended[-(max_rows - len(running)) :] if len(running) < max_rows else [])

@@ -62,7 +62,6 @@ class WarmSlot:
         self._flush()
 
     def poll(self, timeout_s: float) -> int | None:
-        """Return the exit code of the job, or None while it runs."""
         readable, _, _ = select.select([self._connection or self._listener], [], [], timeout_s)
         if readable and self._connection is None:
             self._connection, _ = self._listener.accept()

@@ -32,8 +32,6 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuInventory:
-    """What the driver says of this machine."""
-
     gpus: tuple[Gpu, ...] = ()  # in the order of their slots
     driver: str = ""  # its version
     problem: str = ""  # why there are fewer than there could be

@@ -57,7 +57,7 @@ class ForkServer:
         return self._waiting is not None and self._waiting.exit_code() is None
 
     def start(self, request: ForkRequest) -> Child:
-        """Send a request to the process that waits for it, now or soon, and serves it after the imports; return that child."""
+        """Send a request to the waiting process, which serves it after its imports; return that child."""
         child, self._waiting = self._waiting or self._next(), None
         assert child is not None, "none is left (`wait_until_ready`)"
         if not request.is_last:
@@ -84,7 +84,7 @@ class ForkServer:
             self._waiting = None
 
     def _next(self) -> Child | None:
-        """Return the clone of the process that got the last request; None: there is none."""
+        """Return the clone of the process that got the last request; None: it forked none."""
         try:
             answer = self._request_socket.recv(_PID.size, socket.MSG_WAITALL)
         except OSError:

@@ -59,7 +59,6 @@ class Child:
         return self._exit_code
 
     def wait(self) -> int:
-        """Return its exit code when it has ended."""
         if self._exit_code is None:
             self._exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._exit_code

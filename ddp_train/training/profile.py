@@ -108,7 +108,8 @@ class Profiler:
             self._world.print(f"profile.request is ignored: {problem}")
             return
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
-        self._steps_since_request, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
+        self._steps_since_request = 0
+        self._window = self._plan(kind, 1, request.steps or self._config.steps, ranks)
         self._hooks.before_step.append(self.begin_step)
         steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
         self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.as_typed()}/profile")
@@ -134,13 +135,13 @@ class Profiler:
             return None, str(error)
 
     def _begin(self, window: _Window, step: int) -> None:
-        first, is_memory = step + 1 + window.first - window.begins, window.kind == "memory"
+        first = step + 1 + window.first - window.begins
         path = _unused(self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{first - 1:06d}")
         try:
             if window.kind == "allocations":
                 self._recording = Allocations(path, self._world.device)
             else:
-                self._recording = Trace(path, self._world.device, step=step + 1, first=first, has_memory=is_memory)
+                self._recording = Trace(path, self._world.device, step=step + 1, first=first, has_memory=window.kind == "memory")
             self._marks.begin()
         except Exception as error:  # another profiler is at work, say
             self._give_up(error)
@@ -228,7 +229,8 @@ class Trace:
             profile_memory=has_memory,
             acc_events=True,  # there is only one cycle; without this, older torch warns that the next one drops its events
         )
-        self._profile.step_num, self._profile.current_action = step, schedule(step)  # the trace has the run's step numbers
+        self._profile.step_num = step  # the trace has the run's step numbers
+        self._profile.current_action = schedule(step)
         self._profile.start()
         self.next_step = self._profile.step
 

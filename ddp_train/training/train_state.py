@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from ddp_train.traits import Goal
+
 
 @dataclass(frozen=True)
 class WindowSums:
@@ -87,6 +89,9 @@ class Best:
     value: float
     step: int
 
+    def is_beaten_by(self, value: float, goal: Goal) -> bool:
+        return value > self.value if goal == "max" else value < self.value
+
 
 @dataclass
 class TrainState:
@@ -109,7 +114,6 @@ class TrainState:
         return self.step + sum(jump.from_step - jump.to_step for jump in self.jumps) if self.jumps else self.step
 
     def is_over(self, total_steps: int) -> bool:
-        """Tell whether there is no step left to take."""
         return self.step >= total_steps or self.early_end is not None
 
     def reset(self) -> None:

@@ -94,8 +94,6 @@ def collective_timeout(*timeouts_s: float | None) -> timedelta:
 
 
 class Heartbeat(NamedTuple):
-    """The phase and progress of a rank."""
-
     time: float  # when the phase began, in seconds of the machine's monotonic clock
     phase: Phase
     step: int  # steps taken before it
@@ -133,8 +131,6 @@ def write_heartbeats(phases: Phases) -> None:
 
 
 class HeartbeatReader:
-    """Reads the heartbeats of another process."""
-
     def __init__(self, pid: int) -> None:
         self._memory: mmap.mmap | None = None
         if (descriptor := open_memory(pid, _NAME)) is not None:

@@ -30,8 +30,6 @@ IN_KERNEL = "D"
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderWorker:
-    """A loader worker of a rank that does not move."""
-
     pid: int
     state: str  # the kernel's letter
     reads: str  # from its note; "": nothing
@@ -40,8 +38,6 @@ class LoaderWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """The known facts about one rank."""
-
     rank: int
     pid: int
     state: str  # the kernel's letter
@@ -62,8 +58,6 @@ class RankView:
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """A rank that is to blame, and why."""
-
     view: RankView
     why: str
     fix: str = ""  # "": advice for any hang

@@ -43,7 +43,7 @@ _THIS_MACHINE = ("cluster=local", "cluster=cpu")  # a login node, from which job
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
-    """Tell, as far as the words show it, whether a command comes to start ranks on this machine when nothing is wrong with it."""
+    """Tell by the words alone whether a command starts ranks on this machine, if nothing is wrong with it."""
     is_command = bool(words) and "=" not in words[0] and words[0][:1] not in ("-", "+", "~")
     shows_text = any(word.partition("=")[0] in _SHOWS_TEXT for word in words)
     is_elsewhere = any(word.startswith(("cluster=", "cluster.launcher=")) and word not in _THIS_MACHINE for word in words)

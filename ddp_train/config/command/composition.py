@@ -26,8 +26,6 @@ TYPED = "typed"  # the source of what stands on the command line
 
 
 class Choice(NamedTuple):
-    """One group and its option."""
-
     group: str
     option: str
     source: str  # TYPED, or the file that chose it

@@ -140,7 +140,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
         skips_bad_samples=loader.on_bad_sample == "skip",
         num_micro_batches_of=num_micro_batches_of,
         # Within a window of batches the samples of each source are not counted.
-        used=mixture.used if mixture is not None and loader.bucket_batches is None else None,
+        samples_by_source=mixture.samples_by_source if mixture is not None and loader.bucket_batches is None else None,
         blend=_blend(source.facts, loader),
     )
 

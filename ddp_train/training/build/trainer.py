@@ -170,7 +170,7 @@ def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> Hooks:
 def _add_values(trainer: Trainer, values: dict[str, float], reading: Reading) -> None:
     """Add to a training record what only some runs have."""
     components, loader = trainer.components, trainer.components.train_loader
-    values |= {f"samples/{name}": count for name, count in loader.used(trainer.state.samples).items()}
+    values |= {f"samples/{name}": count for name, count in loader.samples_by_source(trainer.state.samples).items()}
     values |= components.compiled.values() if components.compiled else {}
     if loader.skips_bad_samples:
         values["skipped_samples"] = reading.skipped

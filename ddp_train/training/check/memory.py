@@ -78,7 +78,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def format_bytes(size: int) -> str:
-    """Return a number of bytes in MiB or GiB, for the screen."""
     return f"{size / _MIB / 1024:.2f} GiB" if size >= 1024 * _MIB else f"{size / _MIB:.1f} MiB"
 
 

@@ -49,8 +49,6 @@ _MAX_CHARACTERS = 160  # of the description of a batch or an output: a dict may 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A micro-batch to try, and its name in messages."""
-
     name: str
     trains: bool  # False: it is evaluated
     micro_batch: MicroBatch

@@ -68,7 +68,7 @@ def _safetensors(checkpoint: Path, path: Path) -> list[str]:
     with ExitStack() as stack:
         part, read = _weights(checkpoint, stack)
         unknown = [name for name, leaf in part.tensors.items() if leaf.dtype not in tensor_file.TORCH_DTYPES.values()]
-        _require_tensors("safetensors", [*part.others, *unknown])
+        _require_tensors("safetensors", [*part.other_names, *unknown])
         _write_tensors(path, {name: (leaf.dtype, leaf.shape) for name, leaf in part.tensors.items()}, read, metadata)
     return [
         f"{len(part.tensors)} tensors, {path.stat().st_size / 1e6:,.1f} MB",
@@ -106,7 +106,7 @@ def _weights(checkpoint: Path, stack: ExitStack) -> tuple[SavedPart, Callable[[s
 def _dcp(checkpoint: Path, path: Path) -> list[str]:
     with ExitStack() as stack:
         part, read = _weights(checkpoint, stack)
-        _require_tensors("dcp", part.others)
+        _require_tensors("dcp", part.other_names)
         path.mkdir(mode=0o750)
         shapes = {name: torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for name, leaf in part.tensors.items()}
         with warnings.catch_warnings(action="ignore"):  # that there is one process

@@ -145,7 +145,7 @@ class RunView:
         self.total_steps, self.forward_is_collective = components.total_steps, components.forward_is_collective
         self.data = components.train_loader.source
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
-        self.metrics: Mapping[str, float] = trainer.last
+        self.metrics: Mapping[str, float] = trainer.last_values
         self.reports: Sequence[Mapping[str, Any]] = trainer.services.records.reports
         self.folder = trainer.services.run_folder.root
         self.status = "running"

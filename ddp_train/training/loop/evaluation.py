@@ -82,17 +82,19 @@ def _evaluate_set(
     for metric_object in components.metrics.values():
         metric_object.reset()
     totals: dict[str, Tensor] = {}
-    gives_up, num_skipped = False, 0
+    gives_up = False
+    num_skipped = 0
     begins_batch()
     batches = copied_ahead(iter(loader), world.device)
     if components.forward_is_collective:
-        batches, is_stopping = in_lockstep(batches, world), on_any_rank(is_stopping, world)
+        batches = in_lockstep(batches, world)
+        is_stopping = on_any_rank(is_stopping, world)
     for micro_batch in batches:
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
             scored = components.evaluate_batch(batch, with_predictions=files is not None)
         if files is not None:
-            skips = [bad.sample for bad in micro_batch.bad_samples]
-            files.add({name: row[:0] for name, row in scored.rows.items()} if micro_batch.is_stand_in else scored.rows, skips=skips)
+            rows = {name: values[:0] for name, values in scored.rows.items()} if micro_batch.is_stand_in else scored.rows
+            files.add(rows, skips=[bad.sample for bad in micro_batch.bad_samples])
         if scored.compared is not None and not micro_batch.is_stand_in:
             metric.update(components.metrics, scored.compared)
         num_skipped += len(micro_batch.bad_samples)

@@ -50,7 +50,9 @@ class TimeSplit:
 
     def begin(self) -> None:
         """Count from here on."""
-        self._seconds, self._part, self._since = dict.fromkeys(Part, 0.0), Part.OTHER, time.perf_counter()
+        self._seconds = dict.fromkeys(Part, 0.0)
+        self._part = Part.OTHER
+        self._since = time.perf_counter()
 
     def switch(self, part: Part) -> Part:
         """Enter a part, and return the one before."""
@@ -84,7 +86,8 @@ class DeviceTimeSplit(TimeSplit):
         super().__init__(not_split)
 
     def begin(self) -> None:
-        self._seconds, self._part = dict.fromkeys(Part, 0.0), Part.OTHER
+        self._seconds = dict.fromkeys(Part, 0.0)
+        self._part = Part.OTHER
         self._events = deque([(Part.OTHER, self._event())])  # the part that begins, and when
 
     def switch(self, part: Part) -> Part:
@@ -228,4 +231,6 @@ class TimeRecord:
         line: dict[str, Any] = {"step": step, "time": round(taken, 3), "seconds": round(self._taken - self._written, 6)}
         line |= {"steps": step - self._written_step, "ranks": rows}
         self._services.records.write_times(line)
-        self._written, self._written_step, self._written_totals = self._taken, step, totals
+        self._written = self._taken
+        self._written_step = step
+        self._written_totals = totals

@@ -63,7 +63,7 @@ class Trainer:
 
     logged: Logged = field(init=False)  # by callbacks and by the model
     has_stepped: bool = field(init=False, default=False)  # here, wherever the state comes from
-    last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
+    last_values: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
     def __post_init__(self) -> None:
         self.logged = Logged(self.state, self.components.turns)
@@ -151,7 +151,9 @@ class Trainer:
 
     def _of_next_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
-        step, phases, wait_s, num_skipped = self.state.step, self.services.phases, 0.0, 0
+        step, phases = self.state.step, self.services.phases
+        wait_s = 0.0
+        num_skipped = 0
         count = self.components.train_loader.num_micro_batches(self.state.samples)
         for number in range(count):
             started = time.perf_counter()
@@ -177,7 +179,6 @@ class Trainer:
         return self.train_step.window
 
     def is_log_step(self, step: int) -> bool:
-        """Tell whether a record comes after so many steps."""
         return step % self.log_every_steps == 0 or step == self.components.total_steps
 
     def _log(self, grad_norm: Tensor | None) -> None:
@@ -218,12 +219,12 @@ class Trainer:
 
     def _write(self, split: str, values: Mapping[str, float]) -> None:
         state = self.state
-        self.last |= {f"{split}/{name}": value for name, value in values.items()}
+        self.last_values |= {f"{split}/{name}": value for name, value in values.items()}
         position = {"step": state.step, "epoch": epochs(self.components.train_loader.order, state.samples), "samples": state.samples}
         self.services.records.write({"split": split, **position, "time": time.time(), **values})
 
     def _evaluate_what_was_pending(self) -> bool:
-        """Evaluate the step that the state comes from, where that is left to do; False: a stop came before that was done. Collective.
+        """Evaluate the step that the state comes from, where that is left to do. False: a stop came first. Collective.
 
         - The run was stopped before an evaluation: its checkpoint says that one is pending.
         - It was killed between its last step and its result: it is evaluated again.
@@ -235,9 +236,12 @@ class Trainer:
         return True
 
     def _evaluate_if_due(self, batch: GlobalBatch, *, is_stopping: bool) -> bool:
-        """Evaluate where that is due, or note that it is pending where all stop; return whether they do: a stop may come meanwhile."""
-        state, every = self.state, self.evaluate_every_steps
-        ends_period = state.step % every == 0 if every else batch.stop == self.components.train_loader.order.epoch_size
+        """Evaluate where that is due. Return whether all stop, as a stop may come meanwhile: then the evaluation is noted as pending."""
+        state = self.state
+        if self.evaluate_every_steps:
+            ends_period = state.step % self.evaluate_every_steps == 0
+        else:
+            ends_period = batch.stop == self.components.train_loader.order.epoch_size
         if ends_period or state.is_over(self.components.total_steps):
             if not is_stopping:
                 with self.window.excluded():
@@ -265,7 +269,7 @@ class Trainer:
         for name, goal in components.goals.items():
             if name in metrics and math.isfinite(metrics[name]):
                 best = state.best.get(f"eval/{name}")
-                if best is None or (metrics[name] > best.value if goal == "max" else metrics[name] < best.value):
+                if best is None or best.is_beaten_by(metrics[name], goal):
                     state.best[f"eval/{name}"] = Best(metrics[name], state.step)
         self._write("eval", metrics)
         return metrics

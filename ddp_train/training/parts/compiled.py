@@ -183,7 +183,8 @@ class _Region:
         except TorchDynamoException as error:
             if _is_of_a_signal(error):  # a stop: the step is finished, and saved
                 return self(*args, **kwargs)
-            where, what = _users_line(error), f"{type(error).__name__}: {one_line(str(error), _SHOWN)}"
+            where = _users_line(error)
+            what = f"{type(error).__name__}: {one_line(str(error), _SHOWN)}"
             if not self._goes_on:
                 fix = "compile.on_failure=eager runs it without compilation; compile.regions=[CLASS] compiles other parts; compile=off"
                 raise RunError(key="compile", happened=f"{self._name} cannot be compiled{where}\n  {what}", fix=fix) from error

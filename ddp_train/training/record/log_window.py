@@ -93,7 +93,7 @@ class LogWindow:
         self._skipped += num_skipped
 
     def end_step(self, num_units: float | Tensor, *, samples: int, norm: Tensor | None = None) -> None:
-        """Count a step: its samples, the units that the sum of all ranks' losses is divided by, and the norm where it depended on that."""
+        """Count a step: its samples, the units that its loss is divided by, and its norm if the guard needs it."""
         if norm is not None:
             self._norms.append(norm)
         self._num_units.append(num_units)
@@ -105,7 +105,8 @@ class LogWindow:
 
         `grad_norm`: of the newest step; None: not known.
         """
-        world, num_steps = reduction.world, len(self._num_units)
+        world = reduction.world
+        num_steps = len(self._num_units)
         reduction.add("skipped", [self._skipped])
         reduction.add_tensors("losses", [self._losses.values[:num_steps]])
         for turn, losses in self._turn_losses.items():
@@ -142,7 +143,7 @@ class LogWindow:
         return ", ".join(self._turns_of_steps[index]) if self._turns_of_steps else ""
 
     def turn_means(self, reading: Reading) -> dict[str, float]:
-        """Return the mean loss of each turn, as `loss_<turn>`, over the steps that count and took it; of a turn without such steps none."""
+        """Return the mean loss of each turn, as `loss_<turn>`, over the counted steps that took it. Other turns are left out."""
         means = {}
         for turn, totals in reading.turns.items():
             steps = [index for index, turns in enumerate(self._turns_of_steps) if turn in turns and self._num_units[index]]

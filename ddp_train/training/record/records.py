@@ -78,7 +78,6 @@ class Records:
         self.log_event(event, line)
 
     def write_times(self, line: Mapping[str, Any]) -> None:
-        """Write one line of times.jsonl."""
         self._append(self._run_folder.times, line)
 
     def _append(self, path: Path, content: Mapping[str, Any]) -> None:

@@ -77,8 +77,6 @@ _BRAND = re.compile(r"^(NVIDIA |Tesla |GeForce )*")
 
 @dataclass(eq=False, kw_only=True)
 class Throughput:
-    """Computes the rates of a run, on each rank."""
-
     world: World  # the ranks, each with one device
     objective: Any = None  # its units may be tokens (its `unit`)
     tokens_per_sample: int | None = None  # of data that is windows of tokens; None: of other data

@@ -12,7 +12,7 @@ from ddp_train.cli import saved_run
 from ddp_train.cli.saved_run import frozen_job, refuse_without_effect
 from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.launch.job import Job
-from ddp_train.rank.train_job import _make_up_for_predictions
+from ddp_train.rank.train_job import _save_missing_predictions
 from ddp_train.system.files import write_json
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, rank_run, saved
@@ -107,7 +107,7 @@ def test_predictions_that_are_asked_for_afterwards_are_saved_once(run: Path, cap
     job = resume(run, "evaluation.save_predictions=true")
     parts, state = components("evaluation.save_predictions=true"), TrainState(step=10)
     for _ in range(2):
-        _make_up_for_predictions(rank_run(job, state), parts)
+        _save_missing_predictions(rank_run(job, state), parts)
     assert len(np.load(run / "predictions/step_00000010/prediction.npy")) == 101
     assert capsys.readouterr().out.count("evaluated after step 10: accuracy ") == 1
     assert not (run / "metrics.jsonl").exists()  # which has that step's metrics already

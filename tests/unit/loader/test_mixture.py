@@ -162,7 +162,8 @@ def test_a_position_is_drawn_alone_as_with_all_others_also_by_a_worker() -> None
 
 def test_what_was_used_is_counted_at_any_position() -> None:
     for samples in (0, 1, 4096, 9999):
-        assert mixed().used(samples) == dict(zip(LENGTHS, map(len, by_source(drawn(mixed(), 0, max(samples, 1))[:samples])), strict=True))
+        counts = map(len, by_source(drawn(mixed(), 0, max(samples, 1))[:samples]))
+        assert mixed().samples_by_source(samples) == dict(zip(LENGTHS, counts, strict=True))
 
 
 @pytest.mark.parametrize(("weight", "said"), [(0.0, "above 0"), (-1.0, "above 0"), (float("nan"), "above 0"), (1e-4, "1 in 4,096")])

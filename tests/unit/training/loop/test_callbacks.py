@@ -126,7 +126,7 @@ def test_every_event_comes_at_its_place_in_the_order_of_the_configuration() -> N
     assert [record["diary/step"] for record in train] == [2.0, 5.0]
     assert [record["diary/host"] for record in train] == [30.0, 60.0]
     assert [record["diary/double"] for record in evaluated] == [2 * record["loss"] for record in evaluated]
-    assert training.last["eval/diary/double"] == evaluated[-1]["diary/double"]
+    assert training.last_values["eval/diary/double"] == evaluated[-1]["diary/double"]
 
 
 def test_a_class_has_the_events_that_it_needs_and_a_run_without_steps_asks_for_none() -> None:
