@@ -149,7 +149,7 @@ class Strategy(StrategyConstants, ABC):
         """Tell, after the optimizer's step, whether gradients are better zeroed in place than set to None; of several micro-batches."""
         return False
 
-    def reshard(self, wrapped: nn.Module) -> None:
+    def reshard(self, trained_module: nn.Module) -> None:
         """Free the weights that a forward without a backward has gathered: after an evaluation, say."""
 
     def state_dict(self) -> dict[str, Any]:

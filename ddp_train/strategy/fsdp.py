@@ -109,8 +109,8 @@ class FSDP(Strategy):
         """
         return self._accumulating(wrapped) if hasattr(_without_objective(wrapped), "set_requires_all_reduce") else nullcontext()
 
-    def reshard(self, wrapped: nn.Module) -> None:
-        for each in wrapped.modules():
+    def reshard(self, trained_module: nn.Module) -> None:
+        for each in trained_module.modules():
             if (reshard := getattr(each, "reshard", None)) is not None:
                 reshard()
 
@@ -181,7 +181,7 @@ def _require_shardable(model: nn.Module) -> None:
     """Refuse parameters that cannot be sharded, and objectives with parameters to train or turns: no forward of the model serves them."""
     if isinstance(model, LossModule):
         objective, name = model.objective, type(model.objective).__name__
-        if model.turn is not None:
+        if model.turn:
             happened = f"is fsdp, and the parts of {name} take turns, each with its own forward"
             raise conflict("strategy", happened, "ddp or zero1", expected="an objective without turns")
         if isinstance(objective, nn.Module) and any(parameter.requires_grad for parameter in objective.parameters()):

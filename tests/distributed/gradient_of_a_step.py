@@ -53,7 +53,7 @@ def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
         parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     loader, noted = parts.train_loader, list[Tensor]()
     parts.optimizer.step = lambda: noted.append(flat_gradient(parts))  # type: ignore[method-assign]
-    parts.wrapped.train()
+    parts.trained_module.train()
     micro_batches = list(islice(loader.micro_batches(0), loader.grad_accum_steps))
     size = loader.order.batch_at(0).size
     trainer = build_trainer(run, parts, TrainState(), world, services())

@@ -23,7 +23,7 @@ from ddp_train.training.build import data
 from ddp_train.training.build.adopt import groups_of, make_callbacks, make_optimizer, make_scheduler, make_strategy, schedule_facts
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.parts.components import Components, EvaluationComponents, wrap
+from ddp_train.training.parts.components import Components, EvaluationComponents, make_turns
 from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
@@ -55,7 +55,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     peak = peak_of(world.device, amp, trained_module, cast=strategy.param_dtype if world.has_group else None)
     throughput = make_throughput(world, objective, trained_module, source=source, peak=peak)
     notes = _prepare_model(evaluated, config, world, compile_cache)
-    wrapped, turns = wrap(trained_module, objective, strategy, world)
+    turns = make_turns(trained_module, objective, strategy, world)
     optimizer = make_optimizer(config.optimizer, trained_module, rate_factor=config.rate_factor())
     if world.has_group:
         require_rows(strategy, optimizer)
@@ -65,7 +65,6 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     evaluated.callbacks = make_callbacks(config.callbacks)
     components = Components(
         **vars(evaluated),
-        wrapped=wrapped,
         turns=turns,
         strategy=strategy,
         optimizer=optimizer,

@@ -54,10 +54,10 @@ def build_trainer(config: RunConfig, components: Components, state: TrainState, 
 def _train_step(config: RunConfig, components: Components, state: TrainState, world: World) -> TrainStep:
     """Return what takes the steps of a run: the plain one, one of turns, or one within backward."""
     kind = TrainStep
-    if components.turns or components.steps_in_backward:
+    if components.turn_names or components.steps_in_backward:
         from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
 
-        kind = TurnsStep if components.turns else EarlyStep
+        kind = TurnsStep if components.turn_names else EarlyStep
     guard = StepGuard()
     if config.health.on_nonfinite == "skip":
         from ddp_train.training.loop.skip_nonfinite import SkippingGuard
@@ -131,7 +131,7 @@ def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:
         prepare.append(see_shapes)
     if sanity_check:
         prepare.append(lambda first: try_first_batches(components, first, world, samples=state.samples, with_predictions=with_predictions))
-    has_lasting_buckets = components.strategy.has_buckets and (components.turns or components.zeroes_gradients_in_place())
+    has_lasting_buckets = components.strategy.has_buckets and (components.turn_names or components.zeroes_gradients_in_place())
     if state.step == 0 and world.size > 1 and has_lasting_buckets:
         prepare.append(rehearse)
     if lengths is not None:
@@ -148,7 +148,7 @@ def _compile(trainer: Trainer, compiled: Compiled, first: MicroBatch) -> None:
     if components.length_plan is not None:
         first = components.length_plan.cut(first, trainer.state.step)
     with untouched(components, world.device):
-        components.wrapped.train()
+        components.trained_module.train()
         try_step(components, world, first)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed

@@ -13,7 +13,6 @@ import gc
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
 from ddp_train.training.check.rehearsal import untouched
 from ddp_train.training.check.sanity_check import try_training, without_compiling
-from ddp_train.training.parts.components import Components, Turn, frozen
+from ddp_train.training.parts.components import PLAIN, Components, frozen
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ def largest_micro_batch(components: Components, world: World, *, most: int) -> i
     sizes = sizes_to_try(most)
     try_training(components, components.train_loader.of_size(sizes[0]), world)
     with untouched(components, world.device), without_compiling():
-        components.wrapped.train()
+        components.trained_module.train()
         search = _Search(components, world, accumulates_below=most)
         largest = bisect(sizes, search.fits)
         search.end()
@@ -113,7 +112,8 @@ class _Search:
         self._constant = 0  # what the first try took whatever its size: weights, gradients, the state to come
         self.short_rank = -1  # the first rank with too little memory for the size that was tried last
         to_come = memory_to_come(components, num_ranks=world.size)
-        if components.strategy.zeroes_gradients_in_place(components.wrapped):  # in memory of its own, in addition to that of the tries
+        plain = components.turns.get(PLAIN)
+        if plain and components.strategy.zeroes_gradients_in_place(plain.wrapped):  # in memory of its own, in addition to that of the tries
             to_come -= sum(parameter.nbytes for parameter in components.trained_module.parameters() if parameter.requires_grad)
         self._reserved: Tensor | None = torch.empty(max(0, to_come), dtype=torch.uint8, device=world.device)
 
@@ -169,14 +169,13 @@ class _Search:
         components, world = self._components, self._world
         micro_batch = components.train_loader.of_size(size)
         _ahead = [to_device(micro_batch.batch, world.device) for _ in range(2)]  # as many as a run has on a GPU (`loader.device_copy`)
-        turns: list[Turn | None] = [*components.turns.values()] or [None]
         with batch_on(world.device, micro_batch) as batch:
-            for turn in turns:
-                with frozen(turn.others) if turn is not None else nullcontext():
+            for turn in components.turns.values():
+                with frozen(turn.others):
                     for _ in range(2 if size < self._most else 1):
                         with components.amp.autocast(world.device):
                             # Of the bare model, which exchanges no gradients.
-                            loss = loss_of_turn(components.objective, components.model, batch, turn.name if turn else None)
+                            loss = loss_of_turn(components.objective, components.model, batch, turn.name)
                         loss.backward()
                         del loss
                 self._constant = self._constant or self._memory.in_use()

@@ -1,7 +1,7 @@
 """Rehearse steps before the first one: forward and backward of a micro-batch, after which nothing is changed but DDP's buckets."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -28,12 +28,12 @@ def rebuild_buckets(components: Components, world: World, micro_batch: MicroBatc
 
 
 def try_step(components: Components, world: World, micro_batch: MicroBatch | None = None, *, times: int = 1) -> None:
-    """Take forward and backward of a micro-batch so many times, of each turn where there are some; forget the gradients. Collective."""
+    """Take forward and backward of a micro-batch so many times, of each turn; forget the gradients. Collective."""
     micro_batch = micro_batch or components.train_loader.peek()
     with batch_on(world.device, micro_batch) as batch:
-        for turn in times * [*components.turns.values()] or times * [None]:
+        for turn in times * [*components.turns.values()]:
             components.optimizer.zero_grad(set_to_none=True)  # old gradients would keep the first buckets alive
-            with frozen(turn.others) if turn else nullcontext():
+            with frozen(turn.others):
                 with components.amp.autocast(world.device):
                     loss = components.loss(batch, turn)
                 loss.backward()

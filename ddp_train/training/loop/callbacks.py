@@ -183,7 +183,7 @@ class RunView:
 def _wrap_again(components: Components, world: World) -> None:
     """Let the run go on as if it resumed from here: the strategy wraps the model again, and DDP has rebuilt its buckets. Collective."""
     components.optimizer.zero_grad(set_to_none=True)
-    if world.size == 1 and not components.turns:
+    if world.size == 1 and not components.turn_names:
         return
     components.rewrap(world)
     with untouched(components, world.device), model_log.taken_by(None):

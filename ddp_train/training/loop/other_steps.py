@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.train_step import NormShare, TotalUnits, TrainStep, norm_of, norm_share
-from ddp_train.training.parts.components import frozen
+from ddp_train.training.parts.components import PLAIN, frozen
 
 
 class TurnsStep(TrainStep):
@@ -54,7 +54,7 @@ class EarlyStep(TrainStep):
         """Return the norm of the gradients. Collective where some are sharded."""
         num_known = len(self._optimizer.state)  # parameters with a state from earlier steps
         self._is_stepping, self._measures = True, measures_norm
-        self.compute_gradients(micro_batches, units)
+        self.compute_gradients(micro_batches, units, self.components.turns[PLAIN])
         shares, self._shares, self._is_stepping = self._shares, {}, False
         self._sort_state(num_known)
         norm = norm_of([shares[number] for number in sorted(shares)], self.world) if measures_norm else None

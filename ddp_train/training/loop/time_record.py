@@ -136,8 +136,8 @@ class TimeRecord:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._world, self._services = trainer, trainer.world, trainer.services
-        self._modules = [turn.wrapped for turn in trainer.components.turns.values()] or [trainer.components.wrapped]
-        reasons = [*filter(None, map(trainer.components.strategy.why_not_timed, self._modules))] if self._world.size > 1 else []
+        strategy, turns = trainer.components.strategy, trainer.components.turns.values()
+        reasons = [reason for turn in turns if self._world.size > 1 and (reason := strategy.why_not_timed(turn.wrapped))]
         self._not_split = {Part.COMMUNICATION: reasons[0]} if reasons else {}
         self.split = (DeviceTimeSplit if self._world.device.type == "cuda" else TimeSplit)(self._not_split)
         self._end_watches: list[Callable[[], object]] = []
@@ -201,7 +201,8 @@ class TimeRecord:
         self._trainer.train_step.marks.listen(self.split.mark)
         if not self._not_split:
             exchange = partial(self.split.switch, Part.COMMUNICATION)
-            self._end_watches = [strategy.watch_exchange(module, exchange) for module in self._modules]
+            turns = self._trainer.components.turns.values()
+            self._end_watches = [strategy.watch_exchange(turn.wrapped, exchange) for turn in turns]
         strategy.set_exchange_context(partial(self.split.mark, Part.COMMUNICATION))
         self._services.phases.listen(self.split.enter_phase, is_first=True)  # before faults, whose time is that of the phase
 

@@ -22,7 +22,7 @@ from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.system.phase import Part
-from ddp_train.training.parts.components import Components, Turn
+from ddp_train.training.parts.components import PLAIN, Components, Turn
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
 
@@ -52,8 +52,8 @@ class StepGuard:
         """Return the gradient that backward begins with: `factor`, or another one that marks a bad loss; all of shape []."""
         return factor
 
-    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
-        """Let the optimizer step; with `needs_norm`, after unscaling. Where an objective takes turns, `turn` has gradients."""
+    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = PLAIN) -> None:
+        """Let the optimizer step; with `needs_norm`, after unscaling. The gradients are those of `turn`."""
         scaler.step(optimizer)
 
 
@@ -106,8 +106,8 @@ class TrainStep:
 
     def begin_window(self) -> None:
         """Count steps from here on in a new window, which begins with what the state's holds."""
-        units_are_per_rank = self.has_local_steps or self.world.size == 1
-        self.window = LogWindow(self.world.device, self.state.window, turns=self.components.turns, units_are_per_rank=units_are_per_rank)
+        units_are_per_rank, turns = self.has_local_steps or self.world.size == 1, self.components.turn_names
+        self.window = LogWindow(self.world.device, self.state.window, turns=turns, units_are_per_rank=units_are_per_rank)
 
     def __call__(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
         """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
@@ -133,10 +133,10 @@ class TrainStep:
     def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
         """Compute the gradients of all micro-batches, let the optimizer step, and forget them; return their norm where it is wanted."""
         self.guard.begin()
-        self.compute_gradients(micro_batches, units)
+        self.compute_gradients(micro_batches, units, self.components.turns[PLAIN])
         return self.step_optimizer(measures_norm=measures_norm)
 
-    def step_optimizer(self, norm: Tensor | None = None, *, measures_norm: bool, turn: str = "") -> Tensor | None:
+    def step_optimizer(self, norm: Tensor | None = None, *, measures_norm: bool, turn: str = PLAIN) -> Tensor | None:
         """Clip the gradients, step by them and forget them; return their norm where it is wanted, together with that of earlier turns."""
         components = self.components
         with self.marks.around(_OPTIMIZER):
@@ -147,14 +147,13 @@ class TrainStep:
             components.zero_gradients()
         return norm
 
-    def compute_gradients(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, turn: Turn | None = None) -> None:
-        """Run all micro-batches forward and backward, for one turn if there are any; the last backward reduces the gradients."""
+    def compute_gradients(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, turn: Turn) -> None:
+        """Run all micro-batches of a turn forward and backward; the last backward reduces the gradients."""
         components = self.components
-        wrapped = components.wrapped if turn is None else turn.wrapped
         last = components.train_loader.num_micro_batches(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
-                with components.strategy.no_sync(wrapped):
+                with components.strategy.no_sync(turn.wrapped):
                     self._forward_backward(micro_batch, units, turn)
             else:
                 self._forward_backward(micro_batch, units, turn)
@@ -168,13 +167,13 @@ class TrainStep:
             return None
         # Before the optimizer's step, which may use the gradients' memory.
         components.scaler.unscale_(components.optimizer)
-        gradients = [parameter.grad for parameter in components.wrapped.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in components.trained_module.parameters() if parameter.grad is not None]
         grad_norm = total_norm(gradients, self.world)
         if self.clip_grad_norm is not None:
             clip(gradients, self.clip_grad_norm, grad_norm)
         return grad_norm
 
-    def _forward_backward(self, micro_batch: MicroBatch, units: TotalUnits, turn: Turn | None) -> None:
+    def _forward_backward(self, micro_batch: MicroBatch, units: TotalUnits, turn: Turn) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.marks.around(_FORWARD):
@@ -191,7 +190,7 @@ class TrainStep:
         factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
         with self.marks.around(_BACKWARD):
             backward(loss_sum, factor)
-        self.window.add(loss_sum, turn=None if turn is None else turn.name)
+        self.window.add(loss_sum, turn=turn.name)
 
     def _start_total_units(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalUnits, Iterable[MicroBatch]]:
         """Return the units of the whole global batch, and the micro-batches.

@@ -66,7 +66,7 @@ class Trainer:
     last_values: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
     def __post_init__(self) -> None:
-        self.logged = Logged(self.state, self.components.turns)
+        self.logged = Logged(self.state, self.components.turn_names)
 
     def train(self) -> bool:
         """Train from the state to the last step, or until a stop. Collective.
@@ -122,7 +122,7 @@ class Trainer:
 
     def _begin_steps(self) -> None:
         """Begin the window of the first steps, and call what waits for them: at the start, and after a rewind."""
-        self.components.wrapped.train()
+        self.components.trained_module.train()
         self.train_step.begin_window()
         self.logged.go_on_from(self.state.window)
         for begin in [*self.hooks.before_steps_begin, *self.hooks.when_steps_begin]:

@@ -1,9 +1,9 @@
 """What a run is made of on one rank; and turns.
 
-Within one step the parts of an objective that takes turns train one after the other, each its own parameters by its own loss (a GAN).
-A turn has a `LossModule` of its own around the whole model, which the strategy wraps while the parameters of others are frozen: so DDP
-waits for the gradients of this turn alone, and finds all of them. While a turn is taken the others' parameters take no gradient. All share
-one optimizer, which leaves alone what has none.
+A plain step is one turn. Within a step of several, parts of the objective train one after the other, each its own parameters by its own
+loss (a GAN). A turn has a `LossModule` of its own around the whole model, which the strategy wraps while the parameters of others are
+frozen: so DDP waits for the gradients of this turn alone, and finds all of them. While a turn is taken the others' parameters take no
+gradient. All share one optimizer, which leaves alone what has none.
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ from ddp_train.training.record.throughput import Throughput
 if TYPE_CHECKING:
     from ddp_train.training.parts.compiled import Compiled
 
+PLAIN = ""  # the name of the turn of an objective that takes none
+
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One part of a step."""
+    """One part of a step, or (`PLAIN`) all of it."""
 
     name: str
     wrapped: nn.Module  # computes the turn's loss of a batch, as the strategy has wrapped it
-    others: Sequence[nn.Parameter]  # that other turns train
+    others: Sequence[nn.Parameter] = ()  # that other turns train
 
 
 @contextmanager
@@ -74,9 +76,9 @@ def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> dict[str, Turn]:
-    """Return the turns of an objective that takes some, by their names. Each trains something, and each parameter is in one. Collective."""
+    """Return the turns of a step by their names: each trains something, and each parameter is in one. Collective."""
     if not isinstance(objective, TurnObjective):
-        return {}
+        return {PLAIN: Turn(name=PLAIN, wrapped=strategy.prepare(as_loss_module(trained_module, objective), world.device, world.size))}
     named = named_parameters(trained_module)
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
@@ -153,20 +155,11 @@ def as_loss_module(trained_module: nn.Module, objective: AnyObjective) -> LossMo
     return trained_module if isinstance(trained_module, LossModule) else LossModule(trained_module, objective, has_state=False)
 
 
-def wrap(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> tuple[nn.Module, Mapping[str, Turn]]:
-    """Return the `LossModule`, wrapped by the strategy, and no turns; or `trained_module` as it is, and turns, which are wrapped."""
-    turns = make_turns(trained_module, objective, strategy, world)
-    if turns:
-        return trained_module.to(world.device), turns
-    return strategy.prepare(as_loss_module(trained_module, objective), world.device, world.size), turns
-
-
 @dataclass(kw_only=True)
 class Components(EvaluationComponents):
     """Everything that the loop works with."""
 
-    wrapped: nn.Module  # computes the loss, as the strategy wraps it; with `turns`, each wrapped for itself, `trained_module` as it is
-    turns: Mapping[str, Turn]  # of an objective whose parts take turns
+    turns: Mapping[str, Turn]  # of a step, by name: one of the name `PLAIN`, or those of an objective whose parts take turns
     strategy: Strategy
 
     optimizer: Optimizer
@@ -197,13 +190,18 @@ class Components(EvaluationComponents):
         return {name: callback for name, callback in self.callbacks.items() if isinstance(callback, SupportsState)}
 
     def reshard(self) -> None:
-        self.strategy.reshard(self.wrapped)
+        self.strategy.reshard(self.trained_module)
 
-    def loss(self, batch: Batch, turn: Turn | None = None) -> Tensor:
-        """Return the objective's loss of a batch, or of one of its turns, shape [], computed through what the strategy has wrapped."""
+    @property
+    def turn_names(self) -> list[str]:
+        """The names of the turns of an objective whose parts take turns; [] for any other."""
+        return [name for name in self.turns if name != PLAIN]
+
+    def loss(self, batch: Batch, turn: Turn) -> Tensor:
+        """Return a turn's loss of a batch, shape [], computed through what the strategy has wrapped."""
         if self.compiled is not None:
             self.compiled.begin_batch()
-        loss: Tensor = (self.wrapped if turn is None else turn.wrapped)(batch)
+        loss: Tensor = turn.wrapped(batch)
         return loss
 
     def turns_at(self, step: int) -> list[Turn]:
@@ -231,13 +229,15 @@ class Components(EvaluationComponents):
 
         So with accumulation, where the strategy is for it. Without, DDP itself moves each one there, and zeroing is work for nothing.
         """
-        return self.train_loader.grad_accum_steps > 1 and self.strategy.zeroes_gradients_in_place(self.wrapped)
+        if self.train_loader.grad_accum_steps == 1 or PLAIN not in self.turns:  # each turn of several has buckets of its own
+            return False
+        return self.strategy.zeroes_gradients_in_place(self.turns[PLAIN].wrapped)
 
     def rewrap(self, world: World) -> None:
         """Let the strategy wrap the model again, as other parameters are trained now. Collective."""
-        self.wrapped, self.turns = self.trained_module, {}
+        self.turns = {}
         gc.collect()  # the old one is in a reference cycle, and its hooks stay on the parameters as long as it lives
-        self.wrapped, self.turns = wrap(self.trained_module, self.objective, self.strategy, world)
+        self.turns = make_turns(self.trained_module, self.objective, self.strategy, world)
 
 
 def callback_states(components: Components, world: World) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.components import PLAIN, Components
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.conftest import FEW
@@ -72,7 +72,7 @@ def parts_of(kind: type, *overrides: str, optimizer: str = "adamw") -> Component
 
 
 def step(parts: Components, *, on_nonfinite: str = "stop", spoil: bool = False, clip: float | None = None) -> Tensor | None:
-    parts.wrapped.train()
+    parts.trained_module.train()
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
     if spoil:
         micro_batches[0].batch[0].fill_(torch.nan)
@@ -126,7 +126,7 @@ def test_a_skipped_step_leaves_the_objective_as_it_was() -> None:
 
 def test_evaluation_puts_the_objectives_modes_back_each_as_it_was() -> None:
     parts = parts_of(Warm)
-    parts.wrapped.train()
+    parts.trained_module.train()
     assert evaluate(parts, alone())
     assert parts.objective.training and parts.objective.drop.training and not parts.objective.teacher.training  # type: ignore[attr-defined]
 
@@ -140,7 +140,7 @@ def test_a_loss_function_may_have_weights_too() -> None:
 def test_of_an_objective_without_a_state_a_strategy_sees_the_model_alone() -> None:
     parts = components("objective._target_=torch.nn.CrossEntropyLoss", "objective.label_smoothing=0.1")
     assert parts.trained_module is parts.model
-    assert [*parts.wrapped.children()] == [parts.model]
+    assert [*parts.turns[PLAIN].wrapped.children()] == [parts.model]
 
 
 def test_parameters_that_nobody_would_find_are_refused() -> None:

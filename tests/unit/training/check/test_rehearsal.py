@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_train.distributed.world import World
-from ddp_train.training.parts.components import as_loss_module
+from ddp_train.training.parts.components import PLAIN, Turn, as_loss_module
 from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer
 
@@ -32,9 +32,10 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
     """The one of two ranks: what a forward finds from the micro-batch before it."""
     parts = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3", "evaluation.every_steps=9")
     parts.eval_loaders = {}
-    parts.wrapped = nn.parallel.DistributedDataParallel(
+    ddp = nn.parallel.DistributedDataParallel(
         as_loss_module(parts.model, parts.objective), **({"gradient_as_bucket_view": True} | settings)
     )
+    parts.turns = {PLAIN: Turn(name=PLAIN, wrapped=ddp)}
     found: list[tuple[int, bool]] = []
 
     def look(*_: object) -> None:
@@ -58,9 +59,9 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
 def test_that_gradients_stay_in_place_changes_no_step(group_of_one: None) -> None:
     def losses(**settings: bool) -> list[float]:
         parts, records = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3"), list[Record]()
-        parts.wrapped = nn.parallel.DistributedDataParallel(
-            as_loss_module(parts.model, parts.objective), gradient_as_bucket_view=True, **settings
-        )
+        loss_module = as_loss_module(parts.model, parts.objective)
+        ddp = nn.parallel.DistributedDataParallel(loss_module, gradient_as_bucket_view=True, **settings)
+        parts.turns = {PLAIN: Turn(name=PLAIN, wrapped=ddp)}
         torch.manual_seed(0)
         world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
         trainer(parts, world=world, write=records.append).train()

@@ -18,7 +18,7 @@ from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.supervised import LossObjective, as_objective
 from ddp_train.training.check.sanity_check import try_first_batches
-from ddp_train.training.parts.components import Components, as_loss_module
+from ddp_train.training.parts.components import Components, make_turns
 from ddp_train.training.record import throughput
 from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer
@@ -45,8 +45,8 @@ def refusal(parts: Components) -> str:
 def with_model(model: nn.Module, *overrides: str) -> Components:
     """Return a small run of another model."""
     parts = components("trainer.max_steps=3", *overrides)
-    parts.model = model
-    parts.wrapped = as_loss_module(model, parts.objective)
+    parts.model = parts.trained_module = model
+    parts.turns = make_turns(model, parts.objective, parts.strategy, alone())
     parts.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return parts
 
@@ -226,7 +226,7 @@ def test_a_label_out_of_range_anywhere_in_the_data_is_named_before_the_first_ste
 def test_labels_of_a_classifier_of_ones_own_are_looked_at_where_it_says_that_they_are_classes(says_so: bool) -> None:
     parts = with_model(Outputs())
     parts.objective = OwnClassifier(says_so)
-    parts.wrapped = as_loss_module(parts.model, parts.objective)
+    parts.turns = make_turns(parts.model, parts.objective, parts.strategy, alone())
     source: Any = parts.train_loader.source
     read = source.batch
     source.batch = lambda indices: (read(indices)[0], torch.full((len(indices),), 12))

@@ -22,7 +22,7 @@ from ddp_train.interfaces.run import implements
 from ddp_train.run_folder.result import Status
 from ddp_train.training.loop.callbacks import Callbacks, RunView
 from ddp_train.training.loop.trainer import Trainer
-from ddp_train.training.parts.components import as_loss_module
+from ddp_train.training.parts.components import make_turns
 from ddp_train.training.record.logged import Reduction
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
@@ -164,7 +164,7 @@ def test_a_model_logs_from_its_forward_in_training_and_nowhere_else() -> None:
     model = Talkative()
     model(parts.train_loader.peek().batch[0])  # outside of a run it does nothing
     parts.model = parts.trained_module = model
-    parts.wrapped = as_loss_module(model, parts.objective)
+    parts.turns = make_turns(model, parts.objective, parts.strategy, alone())
     parts.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer(parts, log_every_steps=3, evaluate_every_steps=2, write=records.append).train()
     train = [record for record in records if record["split"] == "train"]

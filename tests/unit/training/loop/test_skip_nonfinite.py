@@ -57,7 +57,7 @@ def run(parts: Components, spoiled: set[int], *, without: bool, clip: float | No
     """Take ten steps of two micro-batches each; spoil some batches, or leave them out."""
     one_run = trainer(parts, clip_grad_norm=clip, on_nonfinite="skip")
     batches = parts.train_loader.micro_batches(0)
-    parts.wrapped.train()
+    parts.trained_module.train()
     for step in range(10):
         micro_batches = [next(batches), next(batches)]
         if step in spoiled:

@@ -16,7 +16,7 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces.strategy import local_rows
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.train_step import clip, total_norm
-from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.components import PLAIN, Components
 from ddp_train.training.record import log_window
 from ddp_train.training.record.logged import Reduction
 from tests.unit.parts import components, trainer
@@ -29,7 +29,7 @@ def gradient_of_one_step(parts: Components) -> Tensor:
     """Take one step with an optimizer that does nothing but note the gradient, and return it."""
     batch = parts.train_loader.order.batch_at(0)
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
-    parts.wrapped.train()
+    parts.trained_module.train()
     noted: list[Tensor] = []
     parts.optimizer.step = lambda: noted.extend(  # type: ignore[method-assign]
         parameter.grad.flatten().clone() for parameter in parts.model.parameters() if parameter.grad is not None
@@ -144,7 +144,7 @@ def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_
         else ragged_components("trainer.global_batch_size=12", "loader.micro_batch_size=5")
     )
     world = Counting(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"))
-    parts.wrapped.register_forward_hook(lambda module, inputs, outputs: world.events.append("forward"))
+    parts.turns[PLAIN].wrapped.register_forward_hook(lambda module, inputs, outputs: world.events.append("forward"))
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
     trainer(parts, world=world).train_step(micro_batches, global_batch_size=12)
     forwards = ["forward"] * 3
@@ -156,7 +156,7 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None, m
     monkeypatch.setattr(log_window, "is_host", lambda device: False)  # as on a GPU
     parts = components("trainer.max_steps=10")
     micro_batches = parts.train_loader.micro_batches(0)
-    parts.wrapped.train()
+    parts.trained_module.train()
     one_run = trainer(parts, clip_grad_norm=clip)
     one_step = lambda: one_run.train_step([next(micro_batches)], global_batch_size=32)  # noqa: E731
     parts.optimizer.step = lambda *args, **kwargs: None  # type: ignore[method-assign]  # torch's own business
@@ -176,7 +176,7 @@ def test_half_precision_with_a_scaler_clips_what_it_would_clip_without() -> None
     scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     for each in (parts, scaled):
         micro_batch = next(each.train_loader.micro_batches(0))
-        each.wrapped.train()
+        each.trained_module.train()
         trainer(each, clip_grad_norm=0.1).train_step([micro_batch], global_batch_size=32)
     for left, right in zip(parts.model.parameters(), scaled.model.parameters(), strict=True):
         assert torch.allclose(left, right, rtol=1e-5, atol=1e-7)
