@@ -127,7 +127,6 @@ class LogWindow:
 
         of_tensors = iter(reduced.get("num_units", ()))
         num_units = [next(of_tensors) if isinstance(number, Tensor) else float(number) for number in self._num_units]
-        self._num_units = [*num_units]
         return Reading(
             totals=reduced["losses"],
             num_units=num_units,
@@ -151,8 +150,9 @@ class LogWindow:
                 means[loss_of(turn)] = sum(totals[index] for index in steps) / sum(float(self._num_units[index]) for index in steps)
         return means
 
-    def mark_judged(self, *, skipped: Sequence[int]) -> None:
-        """Note that all steps so far are judged; set loss and units of the skipped ones to 0: they were not taken."""
+    def mark_judged(self, num_units: Sequence[float], *, skipped: Sequence[int]) -> None:
+        """Note that all steps are judged, with the units of each; set loss and units of the skipped ones to 0: they were not taken."""
+        self._num_units = [*num_units]
         for index in skipped:
             for column in self._columns:
                 column.values[index] = 0.0
@@ -161,7 +161,8 @@ class LogWindow:
         self.num_judged, self._norms = len(self._num_units), []
 
     def to_saved(self, logged: Logged | None = None) -> WindowSums:
-        """Read from the device what a checkpoint needs. The units are known since `read`."""
+        """Read from the device what a checkpoint needs. All steps must be judged."""
+        assert self.num_judged == len(self._num_units)
         losses, *of_turns = (column.values[: len(self._num_units)].tolist() for column in self._columns)
         return WindowSums(
             losses,

@@ -71,7 +71,7 @@ class LossMonitor:
                 state.skipped_in_a_row = 0
                 if self.spike_zscore is not None:
                     self._judge_spike(step, state, loss, window.turns_of(index))
-        window.mark_judged(skipped=skipped)
+        window.mark_judged(num_units, skipped=skipped)
         counted = sorted({*range(len(totals))}.difference(skipped))
         return float(sum(totals[index] for index in counted) / (sum(num_units[index] for index in counted) or math.nan))
 

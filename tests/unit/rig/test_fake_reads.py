@@ -91,7 +91,7 @@ def take_steps() -> None:
         window, logged = LogWindow(CUDA, turns=["first"]), Logged(TrainState())
         moves.sends = False
         steps(window, logged, 70)
-        window.mark_judged(skipped=[3])
+        window.mark_judged([1.0] * 70, skipped=[3])
         window.reset()
 
 
