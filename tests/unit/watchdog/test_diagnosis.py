@@ -7,7 +7,9 @@ from traceback import FrameSummary
 
 import pytest
 
+from ddp_train import FOLDER
 from ddp_train.system.phase import Phase
+from ddp_train.watchdog import diagnosis
 from ddp_train.watchdog.client import Heartbeat
 from ddp_train.watchdog.diagnosis import LoaderWorker, RankView, find_any_culprit, find_culprits, to_failure
 
@@ -31,6 +33,13 @@ def view(
 def guilty(*ranks: RankView, overdue: list[int] | None = None) -> list[int]:
     overdue = [each.rank for each in ranks] if overdue is None else overdue
     return [each.view.rank for each in find_culprits(ranks, overdue)]
+
+
+def test_the_files_of_ours_by_which_a_rank_is_judged_are_there() -> None:
+    paths = (*diagnosis._WAITS, *diagnosis._READS, *diagnosis._READS_NOTHING, diagnosis._POLLING)
+    ours = [path for path in paths if path.startswith("ddp_train/")]
+    assert len(ours) > 4
+    assert [path for path in ours if not (FOLDER.parent / path).exists()] == []
 
 
 def test_a_rank_in_a_collective_is_innocent() -> None:
