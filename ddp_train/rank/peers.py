@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
 from itertools import count
 from threading import main_thread
 from typing import NamedTuple
@@ -41,6 +42,33 @@ class Neighbour(NamedTuple):
     pid: int
 
 
+class MessageKind(StrEnum):
+    """What a message says, and what its number is; without a comment on it: 0."""
+
+    STOP = "stop"  # a rank is asked to stop: by which signal
+    SAVE = "save"
+    STOP_AGREED = "agreed stop"  # after which step all ranks stop
+    SAVE_AGREED = "agreed save"  # after which step all save
+    LEAVE = "leave"
+    ASK = "ask"  # what each rank is doing
+    CLOSED = "closed"  # no message follows
+
+
+class Message(NamedTuple):
+    """What one rank says to all."""
+
+    kind: MessageKind
+    number: int = 0
+
+    def to_text(self) -> str:
+        return f"{self.kind} {self.number}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Message:
+        kind, _, number = text.rpartition(" ")
+        return cls(MessageKind(kind), int(number))
+
+
 class Peers:
     """This rank's end of the line; `connect` makes it."""
 
@@ -67,20 +95,20 @@ class Peers:
         neighbours = [Neighbour(rank, pid) for rank, pid in zip(ranks, pids, strict=True) if rank != world.rank]
         return cls(world, store, _connection(world), neighbours)
 
-    def send(self, message: str) -> None:
+    def send(self, kind: MessageKind, number: int = 0) -> None:
         """Send a message to every rank, this one too."""
-        self.store.set(f"message/{self.store.add('messages', 1)}", message)
+        self.store.set(f"message/{self.store.add('messages', 1)}", Message(kind, number).to_text())
 
-    def messages(self) -> Iterator[tuple[int, str]]:
-        """Give each message with its number as it comes, until the line is closed. Answers `ask` itself. For one thread.
+    def messages(self) -> Iterator[tuple[int, Message]]:
+        """Give each message with its number as it comes, until the line is closed. Answers `ASK` itself. For one thread.
 
         Raises DistError: the store is gone.
         """
         for number in count(1):
-            message = wait_for(self._reading_store, f"message/{number}")
-            if message == "closed":
+            message = Message.from_text(wait_for(self._reading_store, f"message/{number}"))
+            if message.kind is MessageKind.CLOSED:
                 return
-            if message != "ask":
+            if message.kind is not MessageKind.ASK:
                 yield number, message
             elif not self._is_asking:
                 add_line(self.store, "doing", [self._world.rank, self.activity()])
@@ -89,7 +117,7 @@ class Peers:
     def close(self) -> None:
         """Close the line. Every rank may call it; rank 0 closes it for all."""
         if self._world.is_main:
-            self.send("closed")
+            self.send(MessageKind.CLOSED)
 
     def report_activity(self, activity: str, *, has_lost_rank: bool = False) -> None:
         """Answer this, from now on, when another rank asks what this one is doing.
@@ -118,7 +146,7 @@ class Peers:
                 time.sleep(_RECORDS_S)
                 return {}
             self._is_asking = True
-            self.send("ask")
+            self.send(MessageKind.ASK)
             wait_until(lambda: self.store.add("replies", 0) >= len(others), within_s=REPLIES_S, every_s=_POLL_S, first_s=_FIRST_POLL_S)
             replies = dict(lines_of(self.store, "doing"))
             self.store.set("heard", "")

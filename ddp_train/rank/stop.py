@@ -1,13 +1,14 @@
 """A stop signal on any rank lets all ranks finish the same step.
 
-Every rank has two threads while it works on a job. The signal thread is woken by a signal whatever the main thread does (Python runs its
-handlers only between bytecodes, and a collective is none). The message thread reads messages, which all ranks get in the same order
-(`peers`). The main thread takes a lock between two steps and does nothing else: no collective, no request to the store.
+Every rank has two threads while it works on a job (`Stop`). The signal thread (`SignalListener`) is woken by a signal whatever the main
+thread does (Python runs its handlers only between bytecodes, and a collective is none). The message thread reads messages, which all ranks
+get in the same order (`peers`). The main thread takes a lock between two steps (`StepAgreement`) and does nothing else: no collective, no
+request to the store.
 
-    a signal on any rank   "stop 15"         to all: each rank answers which step its main thread has begun, and lets it begin no other
-                           "agreed stop s"   to all, by the rank that answered last: s is the furthest step that any rank has begun
-                           "leave"           to all, by rank 0 if it does not train yet: every rank ends at once
-    a checkpoint by time   "save"            to all, by rank 0 when one is due; agreed on in the same way
+    a signal on any rank   STOP 15         to all: each rank answers which step its main thread has begun, and lets it begin no other
+                           STOP_AGREED s   to all, by the rank that answered last: s is the furthest step that any rank has begun
+                           LEAVE           to all, by rank 0 if it does not train yet: every rank ends at once
+    a checkpoint by time   SAVE            to all, by rank 0 when one is due; agreed on in the same way (SAVE_AGREED s)
 
 Why it is the same step: no rank has finished step s when it is agreed on, and none begins step s+1 before it knows. Nothing is assumed of
 the steps: ranks may run ahead of each other as far as they like, as they do where collectives only enqueue or come every few steps.
@@ -30,7 +31,7 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
-from ddp_train.rank.peers import Neighbour, Peers
+from ddp_train.rank.peers import Message, MessageKind, Neighbour, Peers
 from ddp_train.system import process_env
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
 from ddp_train.training.loop.hooks import Agreed
@@ -41,6 +42,129 @@ _LONGEST_WAIT_S = 86_400.0  # a socket's time-out has a limit
 _AGENT_POLLS_WITHIN_S = 2.0  # torchrun's agent polls every tenth of a second, if not configured otherwise
 _CLOSE = 0  # no signal has this number
 WALLTIME = signal.SIGALRM  # what asks for the stop when the time of the run is up
+
+
+class SignalListener:
+    """Calls `on_signal` in the signal thread at each stop signal, and when the deadline has come (seconds since the epoch)."""
+
+    def __init__(
+        self, on_signal: Callable[[signal.Signals], None], deadline: float | None, ask_deadline: Callable[[], float | None]
+    ) -> None:
+        self._on_signal, self._deadline, self._ask_deadline = on_signal, deadline, ask_deadline
+        self._waker, self._woken = socket.socketpair()  # open after an exception, too
+        self._waker.setblocking(False)
+        self._thread = Thread(target=self._wait_for_signals, name="stop-signals", daemon=True)
+        self.was_signalled = False  # by another process: torchrun passes its signal on to its ranks, and knows of the stop
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        wakeup_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        # Python's own handlers have nothing to do: the wake-up descriptor has told the signal thread already.
+        handlers_before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
+        for number in STOP_SIGNALS:
+            signal.siginterrupt(number, False)  # system calls of others' code go on as if nothing had happened
+        self._thread.start()
+        yield
+        signal.set_wakeup_fd(wakeup_before)
+        for number, handler in handlers_before.items():
+            signal.signal(number, handler)
+        self._waker.send(bytes([_CLOSE]))
+        self._thread.join(timeout=10)
+        self._waker.close()
+        self._woken.close()
+
+    def _wait_for_signals(self) -> None:
+        while True:
+            self._woken.settimeout(None if self._deadline is None else min(max(0.0, self._deadline - time.time()), _LONGEST_WAIT_S))
+            try:
+                numbers = self._woken.recv(64)  # of every signal that has a Python handler
+            except (TimeoutError, BlockingIOError):  # BlockingIOError if the deadline had passed before
+                if self._deadline is not None and time.time() >= self._deadline:
+                    deadline = self._ask_deadline()
+                    self._deadline = deadline if deadline is not None and deadline > time.time() else None
+                    if self._deadline is None:
+                        self._on_signal(WALLTIME)
+                continue
+            if _CLOSE in numbers:
+                return
+            for number in set(numbers) & set(STOP_SIGNALS):
+                self.was_signalled = True
+                self._on_signal(signal.Signals(number))
+
+
+class StepAgreement:
+    """Lets several ranks agree on the step after which they all stop, or all save.
+
+    The message thread opens and closes agreements. The main thread begins steps, and none while an agreement is open.
+    """
+
+    def __init__(self, world: World, peers: Peers) -> None:
+        self._world, self._peers = world, peers
+        # Written by the main thread under `_gate`, which the message thread holds while any agreement is open.
+        self._gate = Lock()
+        self._newest_begun_step = 0
+        # Written by the message thread while it holds `_gate`; the main thread removes from `_saves`.
+        self._num_open = 0
+        self._last_step: int | None = None
+        self._saves: deque[int] = deque()  # steps after which all ranks save a checkpoint, those to come
+        # Written by the main thread.
+        self._has_asked_to_save = False
+
+    # Message thread.
+
+    def open(self, result: MessageKind, position: int) -> None:
+        """Say which step this rank has begun, and let it begin no other before all have said so; whoever is last tells them the `result`.
+
+        `position`: of the message that asks for an agreement.
+        """
+        if not self._num_open:
+            self._gate.acquire()
+        self._num_open += 1
+        store, place = self._peers.store, f"begun/{position}"
+        store.set(f"{place}/{self._world.rank}", f"{self._newest_begun_step}")
+        if store.add(place, 1) == self._world.size:
+            begun = store.multi_get([f"{place}/{rank}" for rank in range(self._world.size)])
+            self._peers.send(result, max(map(int, begun)))
+
+    def close(self, agreed: Message) -> None:
+        is_stop = agreed.kind is MessageKind.STOP_AGREED
+        logger.info("all ranks %s after step %d", "stop" if is_stop else "save", agreed.number)
+        if is_stop:
+            self._last_step = agreed.number
+        else:
+            self._saves.append(agreed.number)
+        self._num_open -= 1
+        if not self._num_open:
+            self._gate.release()
+
+    def give_up(self) -> None:
+        """Let the main thread go on, which finds out by itself that the others are gone. No message comes any more."""
+        if self._num_open:
+            self._gate.release()
+
+    # Main thread.
+
+    def begin(self, step: int) -> None:
+        with self._gate:
+            self._newest_begun_step = step
+
+    def after(self, steps_run: int) -> Agreed:
+        """Return what is agreed on a step, and begin the next one unless it was the last (`Stop.agree_after`)."""
+        with self._gate:
+            if not (is_last_step := self.is_last(steps_run)):
+                self._newest_begun_step = steps_run + 1
+        if is_save_agreed := bool(self._saves) and steps_run >= self._saves[0]:
+            self._saves.popleft()
+            self._has_asked_to_save = False
+        return Agreed(is_last_step, is_save_agreed)
+
+    def is_last(self, steps_run: int) -> bool:
+        return self._last_step is not None and steps_run >= self._last_step  # beyond it where that step was taken back
+
+    def ask_to_save(self) -> None:
+        if not self._has_asked_to_save:
+            self._has_asked_to_save = True
+            self._peers.send(MessageKind.SAVE)
 
 
 @dataclass(kw_only=True)
@@ -57,23 +181,14 @@ class Stop:
     ends_agent: bool = False  # the ranks' agent is a user's torchrun, and no sweep's, which outlives them
 
     def __post_init__(self) -> None:
-        # Written by the signal thread.
-        self._deadline = self.stops_at if self.world.is_main else None
-        self._was_signalled_here = False  # torchrun passes its signal on to its ranks: it knows of the stop
+        self._signals = SignalListener(self._on_signal, self.stops_at if self.world.is_main else None, self.ask_stops_at)
+        self._agreement = StepAgreement(self.world, self.peers)
         # Written by the message thread; if this rank is alone, by the signal thread.
         self._signal: signal.Signals | None = None  # what asked for the stop; written before `_asked` is set
         self._asked = Event()
-        # Written by the main thread under `_step_gate`, which the message thread holds while any agreement is open.
-        self._step_gate = Lock()
-        self._newest_begun_step = 0
-        # Written by the message thread while it holds `_step_gate`; the main thread removes from `_saves`.
-        self._agreements_open = 0
-        self._last_step: int | None = None
-        self._saves: deque[int] = deque()  # steps after which all ranks save a checkpoint, those to come
-        # Written by the main thread, `_is_training` under `_leave_gate`. A thread that ends all ranks untrained never releases that.
+        # Written by the main thread under `_leave_gate`. A thread that ends all ranks untrained never releases that.
         self._leave_gate = Lock()
         self._is_training = False
-        self._has_asked_to_save = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -81,49 +196,16 @@ class Stop:
 
         After an exception the threads go on: this process ends soon, and until then answers signals and other ranks.
         """
-        self._waker, woken = socket.socketpair()  # held by self, so that it stays open after an exception
-        self._waker.setblocking(False)
-        wakeup_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        # Python's own handlers have nothing to do: the wake-up descriptor has told the signal thread already.
-        handlers_before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
-        for number in STOP_SIGNALS:
-            signal.siginterrupt(number, False)  # system calls of others' code go on as if nothing had happened
-        threads = [Thread(target=self._wait_for_signals, args=(woken,), name="stop-signals", daemon=True)]
-        if not self.peers.is_alone:
-            threads.append(Thread(target=self._read_messages, name="stop-messages", daemon=True))
-        for thread in threads:
-            thread.start()
-        yield
-        signal.set_wakeup_fd(wakeup_before)
-        for number, handler in handlers_before.items():
-            signal.signal(number, handler)
-        self._waker.send(bytes([_CLOSE]))
+        reading = Thread(target=self._read_messages, name="stop-messages", daemon=True)
+        with self._signals.listening():
+            if not self.peers.is_alone:
+                reading.start()
+            yield
         self.peers.close()  # that of rank 0 ends the message threads of all
-        for thread in threads:
-            thread.join(timeout=10)
-        self._waker.close()
-        woken.close()
+        if not self.peers.is_alone:
+            reading.join(timeout=10)
 
     # What happens at a signal (signal thread).
-
-    def _wait_for_signals(self, woken: socket.socket) -> None:
-        """Wait for signals, and on rank 0 for the deadline."""
-        while True:
-            woken.settimeout(None if self._deadline is None else min(max(0.0, self._deadline - time.time()), _LONGEST_WAIT_S))
-            try:
-                numbers = woken.recv(64)  # of every signal that has a Python handler
-            except (TimeoutError, BlockingIOError):  # BlockingIOError if the deadline had passed before
-                if self._deadline is not None and time.time() >= self._deadline:
-                    deadline = self.ask_stops_at()
-                    self._deadline = deadline if deadline is not None and deadline > time.time() else None
-                    if self._deadline is None:
-                        self._on_signal(WALLTIME)
-                continue
-            if _CLOSE in numbers:
-                return
-            for number in set(numbers) & set(STOP_SIGNALS):
-                self._was_signalled_here = True
-                self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
         """Send the stop to all ranks; if another rank is gone, end this one at once: it waits in a broken collective."""
@@ -143,30 +225,29 @@ class Stop:
             return
         try:
             if self.peers.store.add("signals", 1) == 1:
-                self.peers.send(f"stop {number:d}")
+                self.peers.send(MessageKind.STOP, number)
         except DistError:
             exit_at_once(128 + number)  # the others are gone
 
-    # How ranks agree (message thread).
+    # What happens at a message (message thread).
 
     def _read_messages(self) -> None:
-        """Read the messages, and keep the main thread from beginning a step while one is being agreed on."""
         try:
             for position, message in self.peers.messages():
-                kind, *values = message.split()
-                if kind == "stop":
-                    self._on_stop(signal.Signals(int(values[0])))
-                if kind in ("stop", "save"):
-                    self._report_step(kind, place=f"begun/{position}")
-                elif kind == "agreed":
-                    self._agree(values[0], int(values[1]))
-                elif kind == "leave":
-                    self._end_rank()
+                match message.kind:
+                    case MessageKind.STOP:
+                        self._on_stop(signal.Signals(message.number))
+                        self._agreement.open(MessageKind.STOP_AGREED, position)
+                    case MessageKind.SAVE:
+                        self._agreement.open(MessageKind.SAVE_AGREED, position)
+                    case MessageKind.STOP_AGREED | MessageKind.SAVE_AGREED:
+                        self._agreement.close(message)
+                    case MessageKind.LEAVE:
+                        self._end_rank()
         except DistError:
             return  # the store is gone, and soon we are too
         finally:
-            if self._agreements_open:
-                self._step_gate.release()  # the main thread finds out by itself
+            self._agreement.give_up()
 
     def _on_stop(self, number: signal.Signals) -> None:
         """Note that a stop is certain. Rank 0 ends all ranks if it does not train yet: there is nothing to save."""
@@ -182,28 +263,7 @@ class Stop:
         if self.peers.is_alone:
             self._end_rank()
         self.peers.store.set("leaving", "")
-        self.peers.send("leave")
-
-    def _report_step(self, kind: str, *, place: str) -> None:
-        """Say which step this rank has begun, and let it begin no other before all have said so; whoever is last tells them."""
-        if not self._agreements_open:
-            self._step_gate.acquire()
-        self._agreements_open += 1
-        store = self.peers.store
-        store.set(f"{place}/{self.world.rank}", f"{self._newest_begun_step}")
-        if store.add(place, 1) == self.world.size:
-            begun = store.multi_get([f"{place}/{rank}" for rank in range(self.world.size)])
-            self.peers.send(f"agreed {kind} {max(map(int, begun))}")
-
-    def _agree(self, kind: str, step: int) -> None:
-        logger.info("all ranks %s after step %d", kind, step)
-        if kind == "stop":
-            self._last_step = step
-        else:
-            self._saves.append(step)
-        self._agreements_open -= 1
-        if not self._agreements_open:
-            self._step_gate.release()
+        self.peers.send(MessageKind.LEAVE)
 
     def _end_rank(self) -> NoReturn:
         """End this rank before it has trained, rank 0 last."""
@@ -217,8 +277,7 @@ class Stop:
 
     def begin_training(self, steps_run: int) -> None:
         """Begin to train after so many steps: from now on a stop saves, instead of ending this rank at once."""
-        with self._step_gate:
-            self._newest_begun_step = steps_run + 1
+        self._agreement.begin(steps_run + 1)
         with self._leave_gate:
             self._is_training = True
 
@@ -227,25 +286,16 @@ class Stop:
 
         `steps_run`: those that a rewind has undone count: the number never falls.
         """
-        with self._step_gate:
-            if not (is_last_step := self.is_last(steps_run)):
-                self._newest_begun_step = steps_run + 1
-        if is_save_agreed := bool(self._saves) and steps_run >= self._saves[0]:
-            self._saves.popleft()
-            self._has_asked_to_save = False
-        return Agreed(is_last_step, is_save_agreed)
+        return Agreed(self.is_asked(), is_save_agreed=False) if self.peers.is_alone else self._agreement.after(steps_run)
 
     def is_last(self, steps_run: int) -> bool:
         """Tell whether all ranks stop after this step; the same on every rank once each has asked to begin the next one."""
-        if self.peers.is_alone:
-            return self._asked.is_set()
-        return self._last_step is not None and steps_run >= self._last_step  # beyond it where that step was taken back
+        return self.is_asked() if self.peers.is_alone else self._agreement.is_last(steps_run)
 
     def ask_to_save(self) -> bool:
         """Let all ranks agree on a step soon after which they save, if this is rank 0. Alone in the world: True, after this one."""
-        if self.world.is_main and not self.peers.is_alone and not self._has_asked_to_save:
-            self._has_asked_to_save = True
-            self.peers.send("save")
+        if self.world.is_main and not self.peers.is_alone:
+            self._agreement.ask_to_save()
         return self.peers.is_alone
 
     def is_asked(self) -> bool:
@@ -260,7 +310,7 @@ class Stop:
     def end_agent(self) -> None:
         """End the agent, if it is a user's, after a stop: the last thing that this rank does."""
         if self.ends_agent:
-            end_users_agent(lambda: self._was_signalled_here)
+            end_users_agent(lambda: self._signals.was_signalled)
 
 
 def end_users_agent(was_signalled_here: Callable[[], bool]) -> None:

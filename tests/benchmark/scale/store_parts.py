@@ -18,7 +18,7 @@ from ddp_train.checkpoint.save import PendingSave, write_together
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.store import agree_on_attempt, leave
 from ddp_train.distributed.world import World
-from ddp_train.rank.peers import Peers
+from ddp_train.rank.peers import MessageKind, Peers
 from tests.benchmark.scale.counted_store import CountedStore, all_ranks
 from tests.unit.parts import manifest
 
@@ -85,7 +85,7 @@ def failing(size: int) -> Traffic:
         reader.start()
         peers.ask_others()
         if not store.add("failed", 1) < size:
-            peers.send("closed")  # nobody is killed here by an agent
+            peers.send(MessageKind.CLOSED)  # nobody is killed here by an agent
         reader.join()
 
     return _traffic("fail together", size, store, lambda: all_ranks(size, fail))

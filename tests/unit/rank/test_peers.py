@@ -12,11 +12,11 @@ import pytest
 
 from ddp_train.distributed.world import alone
 from ddp_train.rank import peers as peers_module
-from ddp_train.rank.peers import Peers
+from ddp_train.rank.peers import Message, MessageKind, Peers
 from ddp_train.system.process import is_alive
 from tests.unit.rank.together import three_ends, three_worlds
 
-Heard = dict[int, list[tuple[int, str]]]
+Heard = dict[int, list[tuple[int, Message]]]
 
 
 @contextmanager
@@ -41,14 +41,16 @@ def three_lines(*, reading: tuple[int, ...] = (0, 1, 2)) -> Iterator[tuple[list[
 
 def test_every_rank_gets_all_messages_in_the_same_order() -> None:
     with three_lines() as (lines, heard):
-        senders = [threading.Thread(target=lambda line=line: [line.send(f"{number}") for number in range(20)]) for line in lines]  # type: ignore[misc]
+        senders = [
+            threading.Thread(target=lambda line=line: [line.send(MessageKind.STOP, number) for number in range(20)]) for line in lines
+        ]  # type: ignore[misc]
         for sender in senders:
             sender.start()
         for sender in senders:
             sender.join()
     assert heard[0] == heard[1] == heard[2]
     assert [number for number, _ in heard[0]] == list(range(1, 61))
-    assert sorted(int(message) for _, message in heard[0]) == sorted([*range(20)] * 3)
+    assert sorted(message.number for _, message in heard[0]) == sorted([*range(20)] * 3)
 
 
 def test_the_others_say_what_they_are_doing_and_who_cannot_is_named() -> None:
