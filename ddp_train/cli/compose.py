@@ -81,7 +81,7 @@ class HydraSession:
     def claim_run(self, composed: DictConfig) -> None:
         """Check a single run, meet the other machines, claim the folder and tell Hydra which one it is."""
         checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
-        self._leave_hydra_if_led(self._runner.follow_first_machine(checked, run_identity=typed_run_folder(composed)))
+        self._runner.meet_machines(checked, run_identity=typed_run_folder(composed))  # only the first one goes on
         location = location_of(composed, checked)
         folder = location.take_for_run(checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
@@ -90,12 +90,6 @@ class HydraSession:
                 composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
         self._checked = checked
         self._checked_values = _without_hydra(composed)
-
-    def _leave_hydra_if_led(self, exit_code: int | None) -> None:
-        """Leave Hydra if another machine has led this one to an end, with an exit code. None: this machine composes and claims itself."""
-        if exit_code is not None:
-            self.exit_code = exit_code
-            raise _LeaveHydra
 
     def run_composed(self, composed: DictConfig) -> None:
         """Run a single run, in the folder that is claimed for it.
@@ -120,7 +114,7 @@ class HydraSession:
         cluster = checked_section(composed, ClusterConfig)
         if errors := list(check_copies(cluster, os.environ)):
             raise ConfigErrors(errors)  # before anything is claimed
-        self._leave_hydra_if_led(machines.take_part_in_sweep(cluster, sys.argv[1:]))
+        machines.take_part_in_sweep(cluster, sys.argv[1:])  # only a machine that is alone goes on
         folder = location_of_sweep(composed).take_for_sweep()
         fix_sweep_folder(composed, folder)
         sweeper.prepare_optuna(composed, folder)

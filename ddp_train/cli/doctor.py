@@ -44,7 +44,7 @@ def examine(arguments: list[str], runner: JobRunner) -> int:
     words = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
     try:
         code = compose_and_run(words, runner, change=examination_of)
-        if runner.begun_folder is None:  # refused; or this machine has taken part in what the first one leads
+        if runner.begun_folder is None:  # Hydra has shown something (--cfg)
             return code
         report = RunFolder(runner.begun_folder).doctor
         is_there = wait_until(report.exists, within_s=_SEEN_WITHIN_S if code == DONE else 0.0, every_s=0.1)

@@ -10,9 +10,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -33,35 +32,38 @@ from ddp_train.run_folder.claim import give_up_claims
 from ddp_train.system import process_env
 from ddp_train.system.process import die_with_parent
 
+if TYPE_CHECKING:
+    from ddp_train.launch.node.this_node import NodeRendezvous
+
 
 class CommandRunner(JobRunner):
     """Runs the jobs of the command that was typed: torchrun agents start their ranks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lead: Callable[[Job], int] | None = None  # runs a job on the other machines, too, which this one, the first, leads
+        self._led: NodeRendezvous | None = None  # where the machines come that this one, the first, leads
         pid, _, descriptor = os.environ.pop(process_env.CALLER, "").partition(":")  # what this command starts has another one
         self._caller = int(descriptor) if descriptor else None  # a file of the process that has started this command by `ddp_train.run`
         if self._caller is not None:
             os.set_inheritable(self._caller, False)
             die_with_parent(int(pid), number=signal.SIGTERM)  # its end is a stop, which lets the run save
 
-    def follow_first_machine(self, config: RunConfig, *, run_identity: str) -> int | None:
-        if config.cluster.launcher != "machines":
-            return None
-        from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
+    def meet_machines(self, config: RunConfig, *, run_identity: str) -> None:
+        if config.cluster.launcher == "machines":
+            from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
 
-        rendezvous = machines.meet_machines(config.cluster, run=run_identity)
-        if rendezvous is not None and not rendezvous.is_first:
-            return machines.follow(rendezvous, config)
-        self._lead = None if rendezvous is None else partial(machines.lead, rendezvous)
-        return None
+            rendezvous = machines.meet_machines(config.cluster, run=run_identity)
+            if rendezvous is not None and not rendezvous.is_first:
+                raise SystemExit(machines.follow(rendezvous, config))
+            self._led = rendezvous
 
     def launch_job(self, job: Job) -> int:
         """Run a job on this machine and on those that it leads, or give it to the engine that its section `cluster` names."""
         self._tell_caller("folder", str(job.run_folder.root))
-        if self._lead is not None:
-            return self._lead(job)
+        if self._led is not None:
+            from ddp_train.launch import machines
+
+            return machines.lead(self._led, job)
         if job.config.cluster.launcher not in ENGINES:
             return local.run_on_this_machine(job)
         from ddp_train.launch import submit  # and with it what starts other machines, which takes its time to import
@@ -129,7 +131,7 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobR
         limit_yaml()
         refuse_unsafe_overrides(words)
         return command()
-    except SystemExit as error:  # a sweep's that ends here, or Hydra's own
+    except SystemExit as error:  # of a machine that has followed another one, of a sweep that ends here, or Hydra's own
         return error.code if isinstance(error.code, int) else DONE
     except (UserError, HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
         from ddp_train.cli.error_exit import end_command  # which a command that goes well does without

@@ -52,13 +52,12 @@ class JobRunner(ABC):
     def slots(self, folder: Path, count: int) -> Sequence[Slot]:
         """Return so many slots for the jobs of a sweep, which are run at once; `folder`: for the logs of torch's agents."""
 
-    def follow_first_machine(self, config: RunConfig, *, run_identity: str) -> int | None:
-        """Meet the other machines of a run, and take part to its end where another one leads it; return the exit code.
+    def meet_machines(self, config: RunConfig, *, run_identity: str) -> None:  # noqa: B027  # ranks of an agent meet no machine
+        """Meet the other machines of a run. The first one returns, and leads: it claims the folder, and its job is what all run.
 
-        None: this machine is alone, or the first, which claims the folder and has a job to run; ranks of an agent meet no machine.
+        The others follow to the end. `SystemExit`: this machine has, and its command ends. A machine that is alone returns at once.
         `run_identity`: which run this machine comes for (`NodeFacts.run`).
         """
-        return None
 
     def show_error(self, text: str) -> None:
         """Say what a person can mend, in the words of the message."""

@@ -36,17 +36,19 @@ _POLL_S = 0.05
 
 def run_node(this_node: ThisNode, *, received: Sequence[int] = ()) -> int:
     """Take part in a run until it ends, and return its exit code, the same on all machines; `received`: signals that came before."""
-    return asyncio.run(_Program(this_node).run(received))
+    program = _FirstProgram(this_node) if this_node.rendezvous.is_first else _Program(this_node)
+    return asyncio.run(program.run(received))
 
 
 class _Program:
+    """Takes part in a run that the first machine leads."""
+
     def __init__(self, this_node: ThisNode) -> None:
         self._this_node, self._rendezvous = this_node, this_node.rendezvous
         self._stops: list[int] = []  # the stop signals that came to this machine
         self._is_final = False  # one of them was to end all at once
         self._client = RegistryClient(this_node, self._stops)
         self._agent: AttemptAgent | None = None  # of the newest attempt
-        self._attempts: Attempts | None = None
 
     async def run(self, received: Sequence[int]) -> int:
         loop = asyncio.get_running_loop()
@@ -57,62 +59,13 @@ class _Program:
         for number in received:
             self._on_signal(number)
         try:
-            return await (self._lead() if self._rendezvous.is_first else self._run_own_part())
+            return await self._take_part()
         except ProgramEnd as end:
             return end.code
         finally:
             await self._end_agent()
 
-    async def _lead(self) -> int:
-        """Serve the registry, and take part (the first machine)."""
-        registry = Registry(self._this_node)
-        self._attempts = Attempts(registry, self._this_node)
-        listener = self._rendezvous.listener
-        server = await asyncio.start_server(lambda *ends: registry.serve(Line(*ends)), sock=listener, limit=MAX_BYTES, backlog=WAITING)
-        self._client.own_end, registrys_end = socket.socketpair()
-        own_line = await of_socket(registrys_end)
-        self._rendezvous.publish()
-        own_connection = asyncio.create_task(registry.serve(own_line, is_first=True))
-        attempts = asyncio.create_task(self._attempts.run())
-        own = asyncio.create_task(self._run_own_part())
-        try:
-            await asyncio.wait({attempts, own}, return_when=asyncio.FIRST_COMPLETED)
-            code = self._exit_code(attempts, own, registry)
-            for node in registry.nodes:
-                node.line.send("over", code=code)
-            with suppress(TimeoutError):  # until everybody has heard it
-                async with asyncio.timeout(_CLOSES_WITHIN_S):
-                    while any(not node.is_first for node in registry.nodes):
-                        await asyncio.sleep(_POLL_S)
-            return code
-        finally:
-            server.close()
-            if self._rendezvous.meeting_file is not None:
-                with suppress(OSError):
-                    self._rendezvous.meeting_file.unlink()
-            for task in (attempts, own, own_connection):
-                task.cancel()
-
-    def _exit_code(self, attempts: asyncio.Task[int], own: asyncio.Task[int], registry: Registry) -> int:
-        """Return the code that the run has ended with; what went wrong in here (a full disk, say) is said to all (the first machine)."""
-        try:
-            if not attempts.done():
-                own.result()
-                return FAILED
-            return attempts.result()
-        except ProgramEnd as end:
-            return end.code
-        except Exception as error:
-            report = failure.from_exception(error, rank=0, step=None)
-            folder = self._this_node.run_folder
-            before = None if self._attempts is None else self._attempts.before
-            if folder is not None and not folder.has_ended_since(before):
-                report.record(folder)
-            registry.say(f"the node program of {self._this_node.facts.host}, the first machine, failed: {report.line(SHOWN)}")
-            traceback.print_exception(error)
-            return report.exit_code
-
-    async def _run_own_part(self) -> int:
+    async def _take_part(self) -> int:
         """Be a node of the run until it has ended, and return its exit code."""
         client = self._client
         has_closed = False
@@ -142,8 +95,7 @@ class _Program:
             message = await line.receive(silent_s=None if self._rendezvous.is_first else SILENT_S)
             kind, agent = message["kind"], self._agent
             if kind == "attempt":
-                listener = None if self._attempts is None else self._attempts.pop_store_listener()
-                self._agent = AttemptAgent(self._this_node, message, line, listener=listener)
+                self._agent = AttemptAgent(self._this_node, message, line, listener=self._pop_store_listener())
                 if self._stops:  # the signal has crossed the message on the line: the registry passes it on to the others only
                     self._agent.send_signal(self._stops[0])
                 if self._is_final:
@@ -209,5 +161,66 @@ class _Program:
         elif line is not None and not self._rendezvous.is_first:
             line.cut()  # the registry does not have this machine yet
 
+    def _pop_store_listener(self) -> socket.socket | None:
+        """Hand over the socket at which the agent of the newest attempt serves the store; None: that of another machine does."""
+        return None
+
     async def _end_agent(self) -> bool:
         return self._agent is None or await self._agent.end()
+
+
+class _FirstProgram(_Program):
+    """Leads the run: serves the registry, counts the attempts, and takes part in them as its first node."""
+
+    def __init__(self, this_node: ThisNode) -> None:
+        super().__init__(this_node)
+        self._registry = Registry(this_node)
+        self._attempts = Attempts(self._registry, this_node)
+
+    async def _take_part(self) -> int:
+        registry, listener = self._registry, self._rendezvous.listener
+        server = await asyncio.start_server(lambda *ends: registry.serve(Line(*ends)), sock=listener, limit=MAX_BYTES, backlog=WAITING)
+        self._client.own_end, registrys_end = socket.socketpair()
+        own_line = await of_socket(registrys_end)
+        self._rendezvous.publish()
+        own_connection = asyncio.create_task(registry.serve(own_line, is_first=True))
+        attempts = asyncio.create_task(self._attempts.run())
+        own = asyncio.create_task(super()._take_part())
+        try:
+            await asyncio.wait({attempts, own}, return_when=asyncio.FIRST_COMPLETED)
+            code = self._exit_code(attempts, own)
+            for node in registry.nodes:
+                node.line.send("over", code=code)
+            with suppress(TimeoutError):  # until everybody has heard it
+                async with asyncio.timeout(_CLOSES_WITHIN_S):
+                    while any(not node.is_first for node in registry.nodes):
+                        await asyncio.sleep(_POLL_S)
+            return code
+        finally:
+            server.close()
+            if self._rendezvous.meeting_file is not None:
+                with suppress(OSError):
+                    self._rendezvous.meeting_file.unlink()
+            for task in (attempts, own, own_connection):
+                task.cancel()
+
+    def _exit_code(self, attempts: asyncio.Task[int], own: asyncio.Task[int]) -> int:
+        """Return the code that the run has ended with; what went wrong in here (a full disk, say) is said to all."""
+        try:
+            if not attempts.done():
+                own.result()
+                return FAILED
+            return attempts.result()
+        except ProgramEnd as end:
+            return end.code
+        except Exception as error:
+            report = failure.from_exception(error, rank=0, step=None)
+            folder = self._this_node.run_folder
+            if folder is not None and not folder.has_ended_since(self._attempts.before):
+                report.record(folder)
+            self._registry.say(f"the node program of {self._this_node.facts.host}, the first machine, failed: {report.line(SHOWN)}")
+            traceback.print_exception(error)
+            return report.exit_code
+
+    def _pop_store_listener(self) -> socket.socket | None:
+        return self._attempts.pop_store_listener()

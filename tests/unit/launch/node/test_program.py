@@ -19,7 +19,7 @@ from ddp_train.launch.agent_process import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.launch.node import attempt_agent, registry_client
 from ddp_train.launch.node import program as module
-from ddp_train.launch.node.program import _Program
+from ddp_train.launch.node.program import _FirstProgram, _Program
 from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node.wire import Line, LineLost, Message, of_socket
@@ -92,7 +92,8 @@ def an_attempt(folder: Path, *, number: int = 1, restarts: int = 0, max_restarts
 def a_program(folder: Path, *, join_timeout_s: int = 30, **changes: Any) -> _Program:
     place = NodeRendezvous(**{"min_nodes": 2, "max_nodes": 2, "node_rank": 1} | changes)
     cluster = replace(checked().cluster, join_timeout_s=join_timeout_s)
-    return _Program(ThisNode(rendezvous=place, cluster=cluster, facts=facts(), max_restarts=0, job=job(folder) if place.is_first else None))
+    this_node = ThisNode(rendezvous=place, cluster=cluster, facts=facts(), max_restarts=0, job=job(folder) if place.is_first else None)
+    return _FirstProgram(this_node) if place.is_first else _Program(this_node)
 
 
 @dataclass
@@ -283,7 +284,7 @@ def test_a_machine_that_was_dropped_waits_for_its_place(
 
             monkeypatch.setattr(way, "join", join_at_once)
             monkeypatch.setattr(way, "_try", unreachable)
-            end = asyncio.get_running_loop().create_task(found.program._run_own_part())
+            end = asyncio.get_running_loop().create_task(found.program._take_part())
             found.registry.send("attempt", **an_attempt(tmp_path, max_restarts=3))
             await until(lambda: agents)
             if is_dropped:
