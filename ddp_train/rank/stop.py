@@ -95,7 +95,7 @@ class SignalListener:
 class StepAgreement:
     """Lets several ranks agree on the step after which they all stop, or all save.
 
-    The message thread opens and closes agreements. The main thread begins steps, and none while an agreement is open.
+    The message thread opens, closes and gives up agreements. The main thread does the rest, and begins no step while one is open.
     """
 
     def __init__(self, world: World, peers: Peers) -> None:
@@ -107,20 +107,14 @@ class StepAgreement:
         self._num_open = 0
         self._last_step: int | None = None
         self._saves: deque[int] = deque()  # steps after which all ranks save a checkpoint, those to come
-        # Written by the main thread.
-        self._has_asked_to_save = False
+        self._has_asked_to_save = False  # written by the main thread
 
-    # Message thread.
-
-    def open(self, result: MessageKind, position: int) -> None:
-        """Say which step this rank has begun, and let it begin no other before all have said so; whoever is last tells them the `result`.
-
-        `position`: of the message that asks for an agreement.
-        """
+    def open(self, result: MessageKind, *, place: str) -> None:
+        """Say which step this rank has begun, and let it begin no other before all have said so; whoever is last sends the `result`."""
         if not self._num_open:
             self._gate.acquire()
         self._num_open += 1
-        store, place = self._peers.store, f"begun/{position}"
+        store = self._peers.store
         store.set(f"{place}/{self._world.rank}", f"{self._newest_begun_step}")
         if store.add(place, 1) == self._world.size:
             begun = store.multi_get([f"{place}/{rank}" for rank in range(self._world.size)])
@@ -141,8 +135,6 @@ class StepAgreement:
         """Let the main thread go on, which finds out by itself that the others are gone. No message comes any more."""
         if self._num_open:
             self._gate.release()
-
-    # Main thread.
 
     def begin(self, step: int) -> None:
         with self._gate:
@@ -237,9 +229,9 @@ class Stop:
                 match message.kind:
                     case MessageKind.STOP:
                         self._on_stop(signal.Signals(message.number))
-                        self._agreement.open(MessageKind.STOP_AGREED, position)
+                        self._agreement.open(MessageKind.STOP_AGREED, place=f"begun/{position}")
                     case MessageKind.SAVE:
-                        self._agreement.open(MessageKind.SAVE_AGREED, position)
+                        self._agreement.open(MessageKind.SAVE_AGREED, place=f"begun/{position}")
                     case MessageKind.STOP_AGREED | MessageKind.SAVE_AGREED:
                         self._agreement.close(message)
                     case MessageKind.LEAVE:
