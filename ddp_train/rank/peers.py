@@ -43,7 +43,7 @@ class Neighbour(NamedTuple):
 
 
 class MessageKind(StrEnum):
-    """What a message says, and what its number is; without a comment on it: 0."""
+    """What a message says. Where the comment names a signal or a step, the message has its number; else 0."""
 
     STOP = "stop"  # a rank is asked to stop: by which signal
     SAVE = "save"
@@ -58,15 +58,7 @@ class Message(NamedTuple):
     """What one rank says to all."""
 
     kind: MessageKind
-    number: int = 0
-
-    def to_text(self) -> str:
-        return f"{self.kind} {self.number}"
-
-    @classmethod
-    def from_text(cls, text: str) -> Message:
-        kind, _, number = text.rpartition(" ")
-        return cls(MessageKind(kind), int(number))
+    number: int
 
 
 class Peers:
@@ -97,7 +89,7 @@ class Peers:
 
     def send(self, kind: MessageKind, number: int = 0) -> None:
         """Send a message to every rank, this one too."""
-        self.store.set(f"message/{self.store.add('messages', 1)}", Message(kind, number).to_text())
+        self.store.set(f"message/{self.store.add('messages', 1)}", f"{kind} {number}")
 
     def messages(self) -> Iterator[tuple[int, Message]]:
         """Give each message with its number as it comes, until the line is closed. Answers `ASK` itself. For one thread.
@@ -105,7 +97,8 @@ class Peers:
         Raises DistError: the store is gone.
         """
         for number in count(1):
-            message = Message.from_text(wait_for(self._reading_store, f"message/{number}"))
+            kind, _, value = wait_for(self._reading_store, f"message/{number}").rpartition(" ")
+            message = Message(MessageKind(kind), int(value))
             if message.kind is MessageKind.CLOSED:
                 return
             if message.kind is not MessageKind.ASK:

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -49,6 +49,7 @@ class _Program:
         self._is_final = False  # one of them was to end all at once
         self._client = RegistryClient(this_node, self._stops)
         self._agent: AttemptAgent | None = None  # of the newest attempt
+        self._pop_store_listener: Callable[[], socket.socket | None] = lambda: None  # only the first machine's agent serves the store
 
     async def run(self, received: Sequence[int]) -> int:
         loop = asyncio.get_running_loop()
@@ -161,10 +162,6 @@ class _Program:
         elif line is not None and not self._rendezvous.is_first:
             line.cut()  # the registry does not have this machine yet
 
-    def _pop_store_listener(self) -> socket.socket | None:
-        """Hand over the socket at which the agent of the newest attempt serves the store; None: that of another machine does."""
-        return None
-
     async def _end_agent(self) -> bool:
         return self._agent is None or await self._agent.end()
 
@@ -176,6 +173,7 @@ class _FirstProgram(_Program):
         super().__init__(this_node)
         self._registry = Registry(this_node)
         self._attempts = Attempts(self._registry, this_node)
+        self._pop_store_listener = self._attempts.pop_store_listener
 
     async def _take_part(self) -> int:
         registry, listener = self._registry, self._rendezvous.listener
@@ -221,6 +219,3 @@ class _FirstProgram(_Program):
             self._registry.say(f"the node program of {self._this_node.facts.host}, the first machine, failed: {report.line(SHOWN)}")
             traceback.print_exception(error)
             return report.exit_code
-
-    def _pop_store_listener(self) -> socket.socket | None:
-        return self._attempts.pop_store_listener()
