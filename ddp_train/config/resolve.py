@@ -91,16 +91,17 @@ def drop_unused_option_arguments(tree: Mapping[str, Any], hydra: DictConfig | No
 
     `hydra`: has the chosen options; None: the configuration was treated before.
     """
-    kept, lines = dict(tree), list[str]()
+    resolved = dict(tree)
+    lines: list[str] = []
     for section in TARGETS:
         node = tree.get(section)
         option = _option(hydra, section) if hydra is not None and isinstance(node, Mapping) else {}
         if hydra is None or node is None or option.get("_target_") in (None, "???", node.get("_target_")):
             continue
         if (target := look_up_or_none(node.get("_target_"))) is not None:
-            kept[section] = _with_accepted_arguments(node, option, target, _typed(hydra, section))
-            lines += _lines(section, node, kept[section], option)
-    return replace_values(kept, "", _partial), lines
+            resolved[section] = _with_accepted_arguments(node, option, target, _typed(hydra, section))
+            lines += _lines(section, node, resolved[section], option)
+    return replace_values(resolved, "", _partial), lines
 
 
 def _partial(key: str, node: Any) -> Any:
@@ -123,7 +124,9 @@ def _needs_arguments(target: Any, node: Mapping[str, Any]) -> bool:
 
 
 def _with_accepted_arguments(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:
-    hints, always_kept, kept = hints_of(target), {*DIRECTIVES, *(key for keys in KEYS_BESIDE_ARGUMENTS.values() for key in keys)}, {}
+    hints = hints_of(target)
+    always_accepted = {*DIRECTIVES, *(key for keys in KEYS_BESIDE_ARGUMENTS.values() for key in keys)}
+    accepted = {}
     for name, value in node.items():
         is_from_option = name not in typed and _is_from_option(name, value, option)
         if name == _EVAL and isinstance(value, Mapping) and isinstance(option.get(_EVAL), Mapping):
@@ -131,23 +134,23 @@ def _with_accepted_arguments(node: Mapping[str, Any], option: Mapping[str, Any],
             changes = _with_accepted_arguments(value, option[_EVAL], target, inner)
             is_changed = inner or any(not _is_from_option(key, changes[key], option[_EVAL]) for key in changes)
             # A dropped argument may have distinguished the splits: then there is no evaluation, rather than one on the training data.
-            kept[name] = changes if is_changed or len(changes) == len(value) else None
-        elif not is_from_option or name in always_kept or (declares(target, name) and (name not in hints or fits(value, hints[name]))):
-            kept[name] = value
-    return kept
+            accepted[name] = changes if is_changed or len(changes) == len(value) else None
+        elif not is_from_option or name in always_accepted or (declares(target, name) and (name not in hints or fits(value, hints[name]))):
+            accepted[name] = value
+    return accepted
 
 
 def _is_from_option(name: str, value: Any, option: Mapping[str, Any]) -> bool:
     return name in option and (value == option[name] or "${" in str(option[name]))
 
 
-def _lines(section: str, node: Mapping[str, Any], kept: Mapping[str, Any], option: Mapping[str, Any]) -> Iterator[str]:
+def _lines(section: str, node: Mapping[str, Any], accepted: Mapping[str, Any], option: Mapping[str, Any]) -> Iterator[str]:
     """Yield the line about left-out and kept arguments of the option."""
-    left_out = [name for name in node if name not in kept]
-    is_unevaluated = kept.get(_EVAL, {}) is None and node.get(_EVAL) is not None
+    left_out = [name for name in node if name not in accepted]
+    is_unevaluated = accepted.get(_EVAL, {}) is None and node.get(_EVAL) is not None
     if not left_out and not is_unevaluated:
         return
-    taken = [f"{name}={text_of(value)}" for name, value in kept.items() if name in option and name not in (*DIRECTIVES, _EVAL)]
+    taken = [f"{name}={text_of(value)}" for name, value in accepted.items() if name in option and name not in (*DIRECTIVES, _EVAL)]
     line = f"{section:<8} {node['_target_']} instead of {option['_target_'].rpartition('.')[2]}:"
     line += f" takes {', '.join(taken) or 'nothing'} of its arguments, not {', '.join(left_out) or 'those of its evaluation split'}"
     yield line + ("; no evaluation: +data.eval.NAME=VALUE says what differs for it" if is_unevaluated else "")

@@ -39,8 +39,8 @@ def with_overrides(
             merged[section].pop(name, None)
         elif text.startswith("~"):
             there = [f"~{each}.{name}" for each in NAMED for name in saved.get(each) or ()]
-            kept = f"only these can be removed from a resumed run: {', '.join(there)}"
-            errors.append(ConfigError(key=key[1:], happened="would be removed", expected=kept, fix="leave it out"))
+            expected = f"only these can be removed from a resumed run: {', '.join(there)}"
+            errors.append(ConfigError(key=key[1:], happened="would be removed", expected=expected, fix="leave it out"))
         elif equals and key not in values and text not in added:
             errors.append(unknown_key(key, values, _plain(value)))
         elif equals and isinstance(values.get(key), Mapping):
