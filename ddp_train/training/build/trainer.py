@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 def build_trainer(config: RunConfig, components: Components, state: TrainState, world: World, services: RunServices) -> Trainer:
     """Return the trainer of a run, with all its features. Call it when the state is where the run begins or goes on."""
-    log_every, cut_off, health, records = config.trainer.log_every_steps, config.debug.max_steps, config.health, services.records
+    log_every, cut_off = config.trainer.log_every_steps, config.debug.max_steps
+    health, records = config.health, services.records
     trainer = Trainer(
         components=components,
         state=state,

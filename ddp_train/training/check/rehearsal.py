@@ -9,7 +9,7 @@ from torch import nn
 from ddp_train.distributed.world import World
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.parts.components import Components, frozen
+from ddp_train.training.parts.components import Components, EvaluationComponents, frozen
 from ddp_train.training.seeding import random_state, set_random_state
 
 
@@ -41,7 +41,7 @@ def try_step(components: Components, world: World, micro_batch: MicroBatch | Non
 
 
 @contextmanager
-def untouched(components: Components, device: torch.device) -> Iterator[None]:
+def untouched(components: EvaluationComponents, device: torch.device) -> Iterator[None]:
     """Put back what computing changes: random streams, buffers, modes, and attributes of the model's modules and of the objective."""
     objective = components.objective
     parts = [components.model, objective, *getattr(objective, "__dict__", {}).values()]

@@ -37,7 +37,7 @@ from ddp_train.run_folder import failure
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.check.rehearsal import untouched
 from ddp_train.training.parts import metric
-from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.traits import ObjectiveConstants, constants_of
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def try_training(components: Components, micro_batch: MicroBatch, world: World) 
         _try(components, _Trial("the first training batch", True, micro_batch), world, with_predictions=False)
 
 
-def _try(components: Components, trial: _Trial, world: World, *, with_predictions: bool) -> str:
+def _try(components: EvaluationComponents, trial: _Trial, world: World, *, with_predictions: bool) -> str:
     """Run one batch as training or evaluation does, and return its line for the screen. No backward: that of the first step comes soon."""
     model, objective, micro_batch, forward = components.model, components.objective, trial.micro_batch, _ForwardShapes()
     model.train(trial.trains)
@@ -153,7 +153,7 @@ def _is_machine_error(error: Exception) -> bool:
     return "gloo/transport" in text or is_out_of_memory(error) or ("CUDA error" in text and "device-side assert" not in text)
 
 
-def _mismatch_error(error: Exception, components: Components, trial: _Trial, forward: _ForwardShapes) -> ConfigError:
+def _mismatch_error(error: Exception, components: EvaluationComponents, trial: _Trial, forward: _ForwardShapes) -> ConfigError:
     """Return an error that shows the shapes from the data through the model into the objective, with the first error's message and line."""
     model, objective, batch = components.model, components.objective, trial.batch
     types = ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}))
@@ -206,7 +206,7 @@ def _refuse_labels(objective: AnyObjective, forward: _ForwardShapes, trial: _Tri
         )
 
 
-def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
+def _refuse_means(components: EvaluationComponents, trial: _Trial, world: World) -> None:
     """Refuse an objective whose loss (in training) or score (in evaluation) is a mean, and a loss function that gives a sum."""
     objective = components.objective
     for name, ratio, once, twice in _growth_of_numbers(components, trial, world):
@@ -224,7 +224,7 @@ def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
             raise ConfigError(key="objective", happened=happened, expected=expected, fix=fix)
 
 
-def _growth_of_numbers(components: Components, trial: _Trial, world: World) -> Iterator[tuple[str, float, float, float]]:
+def _growth_of_numbers(components: EvaluationComponents, trial: _Trial, world: World) -> Iterator[tuple[str, float, float, float]]:
     """Yield the numbers of an objective that are neither random, NaN nor 0: name, ratio, of some samples, of the same samples twice."""
     if trial.micro_batch.is_stand_in:
         return

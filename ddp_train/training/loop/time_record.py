@@ -201,8 +201,7 @@ class TimeRecord:
         self._trainer.train_step.marks.listen(self.split.mark)
         if not self._not_split:
             exchange = partial(self.split.switch, Part.COMMUNICATION)
-            turns = self._trainer.components.turns.values()
-            self._end_watches = [strategy.watch_exchange(turn.wrapped, exchange) for turn in turns]
+            self._end_watches = [strategy.watch_exchange(turn.wrapped, exchange) for turn in self._trainer.components.turns.values()]
         strategy.set_exchange_context(partial(self.split.mark, Part.COMMUNICATION))
         self._services.phases.listen(self.split.enter_phase, is_first=True)  # before faults, whose time is that of the phase
 

@@ -22,7 +22,7 @@ from ddp_train.run_folder.paths import RunFolder, step_folders
 from ddp_train.system.files import write_atomic
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.check.memory import estimate_checkpoint, estimate_share
-from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import Rewind
@@ -142,13 +142,13 @@ class Checkpoints:
         self.records.reopen()
 
 
-def retention(settings: CheckpointConfig, components: Components) -> Retention:
+def retention(settings: CheckpointConfig, components: EvaluationComponents) -> Retention:
     """Return which checkpoints stay; refuses a metric that the run does not measure."""
     by = ranking_of(components, settings.metric)
     return Retention(last=settings.keep_last, best=settings.keep_best, every_steps=settings.keep_every_steps, ranking=by)
 
 
-def ranking_of(components: Components, metric: str | None = None) -> Ranking:
+def ranking_of(components: EvaluationComponents, metric: str | None = None) -> Ranking:
     """Return the metric to compare by, and which way is better. None: the objective's first."""
     return ranking_for(components.goals, metric=metric, is_evaluated=bool(components.eval_loaders))
 
