@@ -6,10 +6,9 @@ A rank's file holds its share of the shared state, and the state of that rank al
 
     codec          state <-> plain JSON and named tensors       layout         which rank writes which bytes
     tensor_file    the file of a rank                           staging        a copy of a rank's share in memory
-    manifest       the files, and what it says of them          verify         is a checkpoint undamaged? the newest good one
-    save           what a rank calls, and the threads of all    catalog        which checkpoints are there, and the best
-    read           the saved state; each rank reads some files  schedule       after which steps, which ones stay, is there room
-    foreign_files  weights of files of other programs           foreign_form   checks the form of such a file, without torch
+    manifest       the files, and what it says of them          catalog        which checkpoints are there, and the best
+    save           what a rank calls, and the threads of all    schedule       after which steps, and which ones stay
+    read           the newest good one, and the saved state     foreign_files  weights of other programs; foreign_form: without torch
 
 `ddp_train/training/state/saved_state.py` chooses what a run saves.
 """

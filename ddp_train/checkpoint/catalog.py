@@ -75,7 +75,7 @@ def candidates(name: Path) -> list[Path]:
 def find_checkpoint(path: Path, damage_of: Callable[[Path], str | None], *, key: str) -> Path:
     """Return the undamaged checkpoint that `path` is, or that its name RUN/checkpoints/best or last names; say which were passed over.
 
-    `damage_of`: that of `verify`; `key`: the config key that has the path. Raises UserError: there is none.
+    `damage_of`: that of `read`; `key`: the config key that has the path. Raises UserError: there is none.
     """
     if not is_name(path):
         if damage := damage_of(path):
@@ -114,12 +114,10 @@ def set_aside(folder: Path, *, from_step: int, chosen: Path | None) -> list[str]
     return new_names
 
 
-def remove_debris(folder: Path) -> list[str]:
-    """Remove half-written and half-removed checkpoints of a killed run; return their names. No process may be saving in the folder."""
-    debris = sorted(path for pattern in _DEBRIS for path in folder.glob(pattern))
-    for path in debris:
+def remove_debris(folder: Path) -> None:
+    """Remove half-written and half-removed checkpoints of a killed run. No process may be saving in the folder."""
+    for path in [path for pattern in _DEBRIS for path in folder.glob(pattern)]:
         remove(path)
-    return [path.name for path in debris]
 
 
 def is_name(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """The files of a checkpoint, which others may have made, and what its manifest.json says of them and of itself. Imports no torch.
 
-`save` writes the manifest, `verify` and `catalog` read it. Nothing leads out of the folder: names without a path, plain files, no links.
+`save` writes the manifest, `read` and `catalog` read it. Nothing leads out of the folder: names without a path, plain files, no links.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Reading: every rank reads a verified checkpoint into plain dicts. Nothing in it is executed: tensors and JSON, by our own readers.
+"""Reading: the ranks check that a checkpoint is what was written (`newest_good`, `damage_of`), and then read it into plain dicts.
 
+Nothing in it is executed: tensors and JSON, by our own readers.
 The shared state is read once, whatever the number of ranks: each rank reads some of the files and sends their tensors to the others. If a
 tensor is sharded among the ranks, each rank reads its own rows from the files that have them. The shards may differ from those at the save.
 """
@@ -19,11 +20,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ddp_train.checkpoint import codec, tensor_file
+from ddp_train.checkpoint import codec, manifest, tensor_file
 from ddp_train.checkpoint.layout import ALIKE, OWN, SHARED, Piece, divide_shared, pieces_between, whole_pieces
-from ddp_train.checkpoint.manifest import CheckpointError, opened, rank_file, read_manifest, require_origin
+from ddp_train.checkpoint.manifest import CheckpointError, damage_found_by, opened, rank_file, read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces.strategy import from_local_rows, local_range, local_rows
+from ddp_train.run_folder.paths import step_folders
 
 LayOut = Callable[[Mapping[str, Any], Mapping[str, codec.Leaf]], Mapping[str, Tensor]]
 """Gets the plain form of a state, and its leaves by name. Returns by name, for each tensor that is wanted in shards, a sharded tensor of
@@ -31,6 +33,38 @@ its shape."""
 
 _T = TypeVar("_T")
 _ROUND = 64 << 20  # bytes that a rank reads before it gives them to the others
+
+
+def newest_good(folder: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> Path | None:
+    """Return the newest checkpoint whose files are what its manifest says; rank 0 prints why it skips newer ones. Collective.
+
+    Each rank reads some of the files (no world: this process reads them all), and meanwhile calls `on_progress`.
+    """
+    world = world or alone()
+    for _, candidate in reversed(world.from_main(lambda: step_folders(folder))):
+        damage = damage_of(candidate, world, on_progress=on_progress)
+        if damage is None:
+            return candidate
+        world.print(f"checkpoint {candidate.name} is not used: {damage}")
+    return None
+
+
+def damage_of(checkpoint: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> str | None:
+    """Compare every file with the manifest, and that with its mark; return what is wrong, or None, the same on all ranks. Collective.
+
+    Each rank reads some of the files (no world: this process reads them all), and calls `on_progress` every 8 MiB. Rank 0 alone reads the
+    manifest and lists the folder: both are long for thousands of ranks; each rank gets the lines of its files.
+    """
+    world = world or alone()
+
+    def shares() -> list[tuple[str | None, Mapping[str, manifest.FileEntry]]]:
+        files: dict[str, manifest.FileEntry] = {}
+        damage = damage_found_by(lambda: files.update(manifest.listed_files(checkpoint)))
+        lines = list(files.items())
+        return [(damage, dict(lines[rank :: world.size])) for rank in range(world.size)]
+
+    damage, files_of_rank = world.each_from_main(shares)
+    return damage or world.first_of(damage_found_by(lambda: manifest.compare_files(checkpoint, files_of_rank, on_progress)))
 
 
 def read_shared(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.manifest import CheckpointError
-from ddp_train.checkpoint.verify import damage_of
+from ddp_train.checkpoint.read import damage_of
 from ddp_train.config.saved import answers_of
 from ddp_train.errors import UserError, printable
 from ddp_train.interfaces import MetricWriter

@@ -35,6 +35,7 @@ from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
+from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.loop.hooks import RunServices
@@ -44,7 +45,7 @@ from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
 from ddp_train.training.record.records import Records, run_event
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.state.checkpoints import Checkpoints, discard_later, ranking_of, require_room_for_run, resumed_checkpoint, retention
+from ddp_train.training.state.checkpoints import Checkpoints, discard_later, probe_room, ranking_of, resumed_checkpoint, retention
 from ddp_train.training.state.data_identity import known_meaning, require_alike, require_same_data, require_same_meaning
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
@@ -137,8 +138,8 @@ def _make_services(run: RankRun, components: Components, keep: Retention, data_c
     records = Records(job.run_folder, world, partial(_writers, run, components) if world.is_main else list)
     if data_changes:
         records.log_event(run_event("data_changed", run.state.step, changes=data_changes), "")
-    checkpoints = Checkpoints.open(
-        job.config,
+    checkpoints = Checkpoints(
+        config=job.config,
         run_folder=job.run_folder,
         components=components,
         state=run.state,
@@ -212,7 +213,9 @@ def _save_missing_predictions(run: RankRun, components: Components) -> None:
 def _clear_for_attempt(run: RankRun, components: Components, keep: Retention) -> None:
     """Make sure that the disk has room, and remove what this attempt writes again (rank 0; the others wait at the next collective)."""
     run_folder = run.job.run_folder
-    require_room_for_run(run_folder, components, keep, run.world)
+    size = estimate_checkpoint(components, num_ranks=run.world.size)
+    if warning := probe_room(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
+        print(warning, flush=True)
     run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
     predictions.forget_after(run_folder.predictions, run.state.step)
 

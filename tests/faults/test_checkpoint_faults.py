@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.catalog import remove_debris
-from ddp_train.checkpoint.read import read_shared
-from ddp_train.checkpoint.verify import newest_good
+from ddp_train.checkpoint.read import newest_good, read_shared
 from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import STRATEGIES, TINY, Project, fill, finish, metrics, wait_for

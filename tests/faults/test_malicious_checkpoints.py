@@ -23,7 +23,7 @@ import torch
 import xxhash
 
 from ddp_train.checkpoint.catalog import find_checkpoint
-from ddp_train.checkpoint.verify import damage_of, newest_good
+from ddp_train.checkpoint.read import damage_of, newest_good
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training.parts.components import Components

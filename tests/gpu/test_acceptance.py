@@ -21,8 +21,7 @@ import yaml
 from torch import Tensor
 
 from ddp_train.checkpoint import codec
-from ddp_train.checkpoint.read import read_shared
-from ddp_train.checkpoint.verify import damage_of, newest_good
+from ddp_train.checkpoint.read import damage_of, newest_good, read_shared
 from ddp_train.training.record import throughput
 from tests.conftest import finish, metrics, our_processes
 from tests.distributed.test_checkpoint_policy import steps_saved

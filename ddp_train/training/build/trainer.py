@@ -23,7 +23,6 @@ from ddp_train.training.parts.components import Components
 from ddp_train.training.profile import Profiler
 from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.loss_monitor import LossMonitor
-from ddp_train.training.state.saved_state import hashes
 from ddp_train.training.train_state import TrainState
 
 if TYPE_CHECKING:
@@ -81,14 +80,14 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
         yield Hooks(after_step=[DeviceQueue(trainer.services.phases).after_step])
     replicas = None
     if every_steps := config.health.check_replicas_every_steps:
-        from ddp_train.training.loop.replica_check import ReplicaCheck
+        from ddp_train.training.loop.replica_check import ReplicaCheck, hashes_of_rest
 
         replicas = ReplicaCheck(
             model=components.trained_module,
             world=world,
             every_steps=every_steps,
             optimizer=components.optimizer,
-            others=partial(hashes, components, trainer.state),
+            others=partial(hashes_of_rest, components, trainer.state),
             strategy=components.strategy,
         )
         yield Hooks(after_step=[replicas.after_step])  # after local weights, which it compares where they were just averaged
@@ -174,7 +173,7 @@ def _add_values(trainer: Trainer, values: dict[str, float], reading: Reading) ->
     values |= {f"samples/{name}": count for name, count in loader.samples_by_source(trainer.state.samples).items()}
     values |= components.compiled.values() if components.compiled else {}
     if loader.skips_bad_samples:
-        values["skipped_samples"] = reading.skipped
+        values["skipped_samples"] = int(reading.sums["skipped"][0])
     if trainer.train_step.guard.skips_steps:
         values["skipped_steps"] = trainer.window.skipped_steps
     values |= trainer.window.turn_means(reading)

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddp_train.checkpoint import codec
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError, join_few
 from ddp_train.interfaces.strategy import Strategy, is_sharded, local_rows, num_replicas, num_shards
+from ddp_train.training.parts.components import Components
+from ddp_train.training.train_state import TrainState
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OF_OPTIMIZER = "optimizer's tensors"
@@ -149,6 +152,17 @@ class ReplicaCheck:
         """Return the sum of the bits of every tensor of this rank, shape [tensors], int64, on the device."""
         sums = [_sum_of_bits(local_rows(tensor)).to(self.world.device) for tensor in tensors.values()]
         return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64, device=self.world.device)
+
+
+def hashes_of_rest(components: Components, state: TrainState) -> dict[str, str]:
+    """Return a hash of each small part of a run's state that all ranks should have alike: no collective keeps them the same."""
+    parts = {"scheduler": components.scheduler.state_dict(), "scaler": components.scaler.state_dict(), "state": state.state_dict()}
+    hashes = {}
+    for name, part in parts.items():
+        plain, tensors = codec.encode(part, name)
+        values = [tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors.values()]
+        hashes[name] = hashlib.sha256(b"".join([json.dumps(plain, sort_keys=True).encode(), *values])).hexdigest()
+    return hashes
 
 
 def _has_replicas(tensor: Tensor) -> bool:

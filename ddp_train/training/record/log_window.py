@@ -29,8 +29,6 @@ class Reading:
     num_units: list[float]  # of each step's global batch: samples or tokens, by which its loss is divided
     norms: list[float]  # gradient norms of the steps not judged yet, root mean square over the ranks; [] where no step depends on its norm
     grad_norm: float | None = None  # of the newest step
-    skipped: int = 0  # samples, over all ranks
-    turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `totals`
     sums: dict[str, list[float]] = field(default_factory=dict)  # over all ranks, of every group of the reduction
 
 
@@ -132,8 +130,6 @@ class LogWindow:
             num_units=num_units,
             norms=over_ranks("norms"),
             grad_norm=next(iter(over_ranks("grad_norm")), None),
-            skipped=int(reduced["skipped"][0]),
-            turns={turn: reduced[loss_of(turn)] for turn in self._turn_losses},
             sums=reduced,
         )
 
@@ -144,7 +140,8 @@ class LogWindow:
     def turn_means(self, reading: Reading) -> dict[str, float]:
         """Return the mean loss of each turn, as `loss_<turn>`, over the counted steps that took it. Other turns are left out."""
         means = {}
-        for turn, totals in reading.turns.items():
+        for turn in self._turn_losses:
+            totals = reading.sums[loss_of(turn)]
             steps = [index for index, turns in enumerate(self._turns_of_steps) if turn in turns and self._num_units[index]]
             if steps:
                 means[loss_of(turn)] = sum(totals[index] for index in steps) / sum(float(self._num_units[index]) for index in steps)

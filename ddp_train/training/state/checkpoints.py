@@ -3,17 +3,16 @@
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debris, set_aside
 from ddp_train.checkpoint.manifest import Ranking, read_manifest
+from ddp_train.checkpoint.read import damage_of, newest_good
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old
-from ddp_train.checkpoint.verify import damage_of, newest_good
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
@@ -21,7 +20,7 @@ from ddp_train.errors import EnvironmentRefuses, RunError, readable_size
 from ddp_train.run_folder.paths import RunFolder, step_folders
 from ddp_train.system.files import write_atomic
 from ddp_train.system.phase import Phase, Phases
-from ddp_train.training.check.memory import estimate_checkpoint, estimate_share
+from ddp_train.training.check.memory import estimate_share
 from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
@@ -37,10 +36,11 @@ class RewindError(RunError):
     """The run cannot go back any more."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Checkpoints:
-    """Saves one run, and rewinds it; `open` makes it."""
+    """Saves one run, and rewinds it. The constructor is collective; for a GPU it lets a thread get memory for the first save."""
 
+    config: InitVar[RunConfig]
     run_folder: RunFolder
     components: Components
     state: TrainState
@@ -48,46 +48,29 @@ class Checkpoints:
     keep: Retention  # which checkpoints stay (`retention`)
     records: Records
     phases: Phases
-    saver: Saver
-    schedule: CheckpointSchedule  # decides when one is saved
+    ask_to_save: InitVar[Callable[[], bool]]  # that of `CheckpointSchedule`
 
-    @classmethod
-    def open(
-        cls,
-        config: RunConfig,
-        *,
-        run_folder: RunFolder,
-        components: Components,
-        state: TrainState,
-        world: World,
-        keep: Retention,
-        records: Records,
-        phases: Phases,
-        ask_to_save: Callable[[], bool],
-    ) -> Self:
-        """Return those of a run, whose `schedule` listens to its records; a GPU's thread gets memory for the first save. Collective."""
-        settings = config.checkpoint
-        saver = Saver(
-            folder=run_folder.checkpoints,
-            world=world,
+    def __post_init__(self, config: RunConfig, ask_to_save: Callable[[], bool]) -> None:
+        self.saver = Saver(
+            folder=self.run_folder.checkpoints,
+            world=self.world,
             config_hash=config.hash(),
-            run=world.from_main(run_folder.run_id),
-            asynchronous=settings.asynchronous,
-            remove_old=lambda folder: remove_old(folder, keep),
-            on_progress=phases.report_progress,
+            run=self.world.from_main(self.run_folder.run_id),
+            asynchronous=config.checkpoint.asynchronous,
+            remove_old=partial(remove_old, keep=self.keep),
+            on_progress=self.phases.report_progress,
         )
-        if world.device.type == "cuda":
-            saver.make_room(estimate_share(components, world))
-        schedule = CheckpointSchedule(
-            every_evaluation=settings.every_evaluation,
-            every_steps=settings.every_steps,
-            every_minutes=settings.every_minutes,
-            keep=keep,
-            saved=_saved_checkpoints(run_folder, world),
+        if self.world.device.type == "cuda":
+            self.saver.make_room(estimate_share(self.components, self.world))
+        self.schedule = CheckpointSchedule(
+            every_evaluation=config.checkpoint.every_evaluation,
+            every_steps=config.checkpoint.every_steps,
+            every_minutes=config.checkpoint.every_minutes,
+            keep=self.keep,
+            saved=_saved_checkpoints(self.run_folder, self.world),
             ask_to_save=ask_to_save,
         )
-        records.listen(schedule.note)
-        return cls(run_folder, components, state, world, keep, records, phases, saver, schedule)
+        self.records.listen(self.schedule.note)
 
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
@@ -151,13 +134,6 @@ def retention(settings: CheckpointConfig, components: EvaluationComponents) -> R
 def ranking_of(components: EvaluationComponents, metric: str | None = None) -> Ranking:
     """Return the metric to compare by, and which way is better. None: the objective's first."""
     return ranking_for(components.goals, metric=metric, is_evaluated=bool(components.eval_loaders))
-
-
-def require_room_for_run(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
-    """Refuse to train where the disk has no space for one checkpoint, or warn where it has none for all that stay (rank 0)."""
-    size = estimate_checkpoint(components, num_ranks=world.size)
-    if warning := probe_room(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
-        print(warning, flush=True)
 
 
 def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.foreign_files import read_pickled, read_safetensors
 from ddp_train.checkpoint.foreign_form import require_known_form
-from ddp_train.checkpoint.verify import damage_of
+from ddp_train.checkpoint.read import damage_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces.batch import describe

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.codec import Leaf
 from ddp_train.checkpoint.layout import SHARED
-from ddp_train.checkpoint.read import read_shared
-from ddp_train.checkpoint.verify import damage_of
+from ddp_train.checkpoint.read import damage_of, read_shared
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces.batch import describe
@@ -104,13 +103,13 @@ def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[s
         happened = "\n    ".join([f"{checkpoint} does not fit the model:", *shown])
         fix = "the code of that run; environment.json of the run has its commit and its packages"
         raise UserError(key="model", happened=happened, expected="the model that the run has trained", fix=fix)
-    for name, module in modules.items():
-        put_state(module, weights[name], weights[f"{name}_versions"])
+    put_states(modules, weights)
 
 
-def put_state(module: nn.Module, values: Mapping[str, Any], versions: Any) -> None:
-    """Load a module's saved state, sharded as the module is; torch finds the versions of its formats in `_metadata`."""
-    current = module.state_dict()
-    state = OrderedDict((name, shard_like(value, current[name])) for name, value in values.items())
-    state._metadata = versions  # type: ignore[attr-defined]
-    module.load_state_dict(state)
+def put_states(modules: Mapping[str, nn.Module], saved: Mapping[str, Any]) -> None:
+    """Load the modules' saved states, sharded as the modules are; torch finds the versions of their formats in `_metadata`."""
+    for part, module in modules.items():
+        current = module.state_dict()
+        state = OrderedDict((name, shard_like(value, current[name])) for name, value in saved[part].items())
+        state._metadata = saved[f"{part}_versions"]  # type: ignore[attr-defined]
+        module.load_state_dict(state)

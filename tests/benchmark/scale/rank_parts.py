@@ -22,8 +22,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.layout import divide_shared
 from ddp_train.checkpoint.manifest import FileEntry, rank_file
+from ddp_train.checkpoint.read import damage_of
 from ddp_train.checkpoint.save import publish
-from ddp_train.checkpoint.verify import damage_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
 from ddp_train.launch.job import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import remove_debris, saved_checkpoints, set_aside
-from ddp_train.checkpoint.verify import newest_good
+from ddp_train.checkpoint.read import newest_good
 from ddp_train.rank.fault_injection import damage
 from tests.unit.checkpoint.states import FILE, saved
 
@@ -16,7 +16,7 @@ def test_what_a_killed_save_left_is_no_checkpoint_and_goes_at_the_next_start(tmp
         (tmp_path / name / FILE).write_bytes(b"half")
     (tmp_path / ".partial_link").symlink_to(tmp_path.parent)
     assert newest_good(tmp_path) is None
-    assert len(remove_debris(tmp_path)) == 3
+    remove_debris(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert tmp_path.parent.exists()
 

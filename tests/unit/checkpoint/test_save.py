@@ -17,9 +17,8 @@ import torch
 from torch.distributed import DistError, DistNetworkError
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.read import read_shared
+from ddp_train.checkpoint.read import damage_of, newest_good, read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import damage_of, newest_good
 from ddp_train.distributed.world import alone
 from ddp_train.errors import DISK_REFUSES
 from ddp_train.training.parts.components import Components

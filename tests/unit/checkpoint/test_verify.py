@@ -15,9 +15,8 @@ import xxhash
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import set_aside
 from ddp_train.checkpoint.manifest import CheckpointError
-from ddp_train.checkpoint.read import read_own, read_shared
+from ddp_train.checkpoint.read import damage_of, newest_good, read_own, read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import damage_of, newest_good
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training.state.saved_state import checkpoint_content

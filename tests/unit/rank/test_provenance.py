@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from ddp_train.checkpoint.verify import damage_of
+from ddp_train.checkpoint.read import damage_of
 from ddp_train.distributed.world import alone
 from ddp_train.launch.captured_code import capture_code
 from ddp_train.rank import provenance

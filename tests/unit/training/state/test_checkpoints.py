@@ -37,7 +37,7 @@ def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **c
     config = checked()
     settings: dict[str, Any] = {"keep": retention(config.checkpoint, parts), "records": Records(run_folder, alone(), list)}
     settings |= {"phases": Phases(), "ask_to_save": lambda: True, "world": alone()} | changes
-    return Checkpoints.open(config, run_folder=run_folder, components=parts, state=state, **settings)
+    return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, **settings)
 
 
 def test_a_rewind_brings_the_weights_back_while_the_data_goes_on(tmp_path: Path) -> None:

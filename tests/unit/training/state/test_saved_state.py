@@ -16,8 +16,8 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from ddp_train.checkpoint.read import damage_of
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import damage_of
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.strategy.ddp import DDP
