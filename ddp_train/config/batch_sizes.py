@@ -1,9 +1,11 @@
-"""The sizes of a batch: micro-batch x ranks x accumulation = global batch."""
+"""The sizes of a batch: micro-batch x ranks x accumulation = global batch; and how rates follow the global batch."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ddp_train.config.cluster import most_nodes, processes_of_nodes
 from ddp_train.config.schema import ClusterConfig, LoaderConfig, TrainerConfig
@@ -13,6 +15,13 @@ from ddp_train.system import process_env
 from ddp_train.system.devices import resolve_device
 
 MICRO_BATCH = "loader.micro_batch_size"
+LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
+"""How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the batch for which `optimizer.lr` was tuned.
+
+Linear for SGD: a step over k times the samples at k times the rate goes as far as k small ones (Goyal et al. 2017, arXiv:1706.02677).
+Square root for Adam and its kin, which divide by the gradient's own size: it keeps the noise of their steps (Malladi et al. 2022,
+arXiv:2205.10287).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,33 +1,23 @@
-"""One run's configuration, typed: `PartialConfig`, which the rules read, and `RunConfig`, which every rank receives."""
+"""One run's configuration, typed: `PartialConfig` for the rules, `RunConfig` for every rank; and the nodes of its data sets."""
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from ddp_train.config import auto
-from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes, sizes_on
-from ddp_train.config.hydra_internals import get_omega_conf_dumper
+from ddp_train.config.batch_sizes import LR_SCALES, BatchSizes, accumulation_of, derive_batch_sizes, sizes_on
+from ddp_train.config.hydra_internals import yaml_text
 from ddp_train.config.schema import EVALUATION_SETS, NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, as_dataclass
 from ddp_train.config.targets.locate import constants_of_ours, declares, look_up_or_none
 from ddp_train.config.targets.target import DIRECTIVES, framework_keys
 from ddp_train.traits import OptimizerConstants
 
 ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`
-LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
-"""How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the batch for which `optimizer.lr` was tuned.
-
-Linear for SGD: a step over k times the samples at k times the rate goes as far as k small ones (Goyal et al. 2017, arXiv:1706.02677).
-Square root for Adam and its kin, which divide by the gradient's own size: it keeps the noise of their steps (Malladi et al. 2022,
-arXiv:2205.10287).
-"""
 
 
 class InvalidSectionError(Exception):
@@ -142,27 +132,15 @@ class RunConfig(RootConfig, Sections):
         """
         if not answers:
             return self._yaml
-        return _text({**auto.with_answers(self.tree, "", answers), ANSWERED: sorted(answers)})
+        return yaml_text({**auto.with_answers(self.tree, "", answers), ANSWERED: sorted(answers)})
 
     @cached_property
     def _yaml(self) -> str:
-        return _text(self.tree)
+        return yaml_text(self.tree)
 
     def hash(self) -> str:
         """Return the sha256 of the composed config: the same on all ranks and in all attempts, whatever the answers of its `auto`s."""
         return hashlib.sha256(self.yaml().encode()).hexdigest()
-
-
-def _text(tree: Mapping[str, Any]) -> str:
-    return str(yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False))
-
-
-class _Dumper(get_omega_conf_dumper()):  # type: ignore[misc]  # a function returns it
-    """Writes a tree exactly as OmegaConf does, which takes twice as long because it makes config objects first."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write a list that is in two places twice, without an alias."""
-        return True
 
 
 def evaluation_sets(tree: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

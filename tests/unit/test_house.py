@@ -34,7 +34,6 @@ SHOWN_BY = {
     "interfaces/run.py": "protocols: tests/unit/training/loop/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
     "launch/agent_process.py": "tests/unit/sweep/test_warm_group.py, tests/unit/rank/test_forked.py, tests/unit/cli/test_check_process.py",
-    "launch/job_runner.py": "an abstract class, and who has begun: tests/config/test_config.py",
     "launch/local.py": "tests/distributed/test_run.py",
     "launch/node/attempt_agent.py": "attempts with agents that are none: tests/unit/launch/node/test_program.py",
     "launch/node/wire.py": "tests/unit/launch/node/test_registry.py",

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.run_config import LR_SCALES, PartialConfig
+from ddp_train.config.batch_sizes import LR_SCALES
+from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import EvaluationConfig, Sections, TrainerConfig
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.locate import class_constants, class_of, constants_of_ours, declares, look_up_or_none, parameters_of, takes
