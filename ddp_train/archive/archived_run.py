@@ -55,24 +55,24 @@ class ArchivedRun:
             tree = yaml.load(self.folder.config.read_text(), Loader=_YAML)
             json.dumps(tree, default=str)  # ValueError: an alias of what it is in
         except BAD_FILE as error:
-            return self._note("config.yaml", error)
+            return self._note(self.folder.config, error)
         if not isinstance(tree, dict):
-            return self._note("config.yaml", "holds no configuration")
+            return self._note(self.folder.config, "holds no configuration")
         if missing := [section for section in SECTIONS if section not in tree]:
-            self._note("config.yaml", f"has no section {', '.join(missing)}: another version of ddp_train wrote it")
+            self._note(self.folder.config, f"has no section {', '.join(missing)}: another version of ddp_train wrote it")
         self.answered = list(tree.pop(ANSWERED, None) or [])
         return tree
 
     @cached_property
     def environment(self) -> dict[str, Any]:
         """The content of environment.json; {}: the run has not begun, or it cannot be read."""
-        return self._json("environment.json")
+        return self._json(self.folder.environment)
 
     @cached_property
     def code(self) -> list[CodeFolder]:
         """The folders with its code, as code.json has them; []: it ended before that was written, or it cannot be used."""
         with suppress(TypeError, ValueError):  # another version has written it, or it was made to deceive
-            return [CodeFolder(**folder) for folder in self._json("code.json").get("folders", [])]
+            return [CodeFolder(**folder) for folder in self._json(self.folder.code_list).get("folders", [])]
         return []
 
     @property
@@ -85,14 +85,14 @@ class ArchivedRun:
     def result(self) -> Result | None:
         """The content of result.json; None: the run has not ended, or it cannot be read."""
         result = self.folder.read_result()
-        if result is None and self._json("result.json"):
-            self._note("result.json", "has no status that this version knows, or is of another form")
+        if result is None and self._json(self.folder.result):
+            self._note(self.folder.result, "has no status that this version knows, or is of another form")
         return result
 
     @cached_property
     def notes(self) -> dict[str, Any]:
         """What people have written to the run, {"tags": [...], "note": text}, and `reproduce`: {"reproduces": folder of the first run}."""
-        return self._json("notes.json")
+        return self._json(self.folder.notes)
 
     @property
     def reproduces(self) -> str | None:
@@ -216,20 +216,20 @@ class ArchivedRun:
         head = f"<b>{escape(self.folder.as_typed())}</b> {self.status}, step {self.step or 0}<br>{escape(' '.join(self.overrides))}<br>"
         return head + " ".join(figure_of(name, {"": [self.curve(name)]}) for name in dict.fromkeys((self.headline["metric"], "train/loss")))
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _json(self, file: Path) -> dict[str, Any]:
         try:
-            content = json.loads((self.root / name).read_text())
+            content = json.loads(file.read_text())
         except FileNotFoundError:
             return {}
         except BAD_FILE as error:
-            return self._note(name, error)
-        return content if isinstance(content, dict) else self._note(name, "holds no JSON object")
+            return self._note(file, error)
+        return content if isinstance(content, dict) else self._note(file, "holds no JSON object")
 
-    def _note(self, file: str, why: str | Exception) -> dict[str, Any]:
+    def _note(self, file: Path, why: str | Exception) -> dict[str, Any]:
         if isinstance(why, Exception):
             reason = why.strerror if isinstance(why, OSError) else one_line(str(why), 100)
             why = "is missing" if isinstance(why, FileNotFoundError) else f"cannot be read: {reason}"
-        self._damaged[file] = why
+        self._damaged[file.name] = why
         return {}
 
 

@@ -16,12 +16,13 @@ from ddp_train.archive.index import COLUMNS, FILE, Index
 from ddp_train.config.schema import SECTIONS
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.launch.submit import require_ended
+from ddp_train.run_folder.paths import SWEEP_FILE, RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.system import folder_lock
 from ddp_train.system.files import remove
 
-_OF_SWEEP = ("sweep.csv", "multirun.yaml", "conf", "compiled", "launch", FILE, folder_lock.HOLDER, "sweep.json")
+_OF_SWEEP = ("sweep.csv", "multirun.yaml", "conf", "compiled", "launch", FILE, folder_lock.HOLDER, SWEEP_FILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ def removals(index: Index, *, where: str, rules: Sequence[str], only_checkpoints
     runs = {run: row for row in rows if _is_run_alone(run := Path(row["folder"]), index.roots)}
     users = _users(runs, index.roots)
     for run, row in runs.items():
-        path, sweep = run / "checkpoints" if only_checkpoints else run, Path(row["sweep"]) if row["sweep"] else None
+        path, sweep = RunFolder(run).checkpoints if only_checkpoints else run, Path(row["sweep"]) if row["sweep"] else None
         if size := size_of(path):
             found.append(Removal(run=run, path=path, sweep=sweep, bytes=size, used_by=users.get(run, "")))
     return found
@@ -69,8 +70,10 @@ def _is_run_alone(root: Path, given: Iterable[Path]) -> bool:
     run, place = ArchivedRun(root), root.resolve()
     is_run = run.folder.run_id() is not None or all(section in run.config for section in SECTIONS)
     is_around = any(folder.resolve().is_relative_to(place) for folder in (Path.cwd(), *given))
-    marks = {path.relative_to(root).parts[0] for path in root.rglob("*") if path.name in (".git", "sweep.json", "environment.json")}
-    return is_run and not is_around and marks <= {"environment.json", "evaluations", "launch"}  # two have copies of code, and small runs
+    begun = run.folder.environment.name
+    marks = {path.relative_to(root).parts[0] for path in root.rglob("*") if path.name in (".git", SWEEP_FILE, begun)}
+    with_copies = {run.folder.evaluations.name, run.folder.launch.name}  # of code, and small runs
+    return is_run and not is_around and marks <= {begun, *with_copies}
 
 
 def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:

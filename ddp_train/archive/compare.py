@@ -58,7 +58,7 @@ def compare(runs: Sequence[ArchivedRun]) -> Comparison:
 
 def origin_of(run: ArchivedRun) -> Callable[[str], str]:
     """Return a function that says where a key's value came from, as far as the run's own files tell it."""
-    hydra = run.root / ".hydra"
+    hydra = run.folder.hydra
     words = read_yaml(hydra / "overrides.yaml") or run.overrides
     typed = dict(str(word).lstrip("+~").partition("=")[::2] for word in words)
     runtime = ((read_yaml(hydra / "hydra.yaml") or {}).get("hydra") or {}).get("runtime") or {}

@@ -27,7 +27,7 @@ from ddp_train.archive.archived_run import BAD_FILE, BROKEN, ArchivedRun, live_s
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, leaves
 from ddp_train.errors import ConfigError, join_few
-from ddp_train.run_folder.paths import RunFolder, is_sweep
+from ddp_train.run_folder.paths import SWEEP_FILE, RunFolder, is_sweep
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import REPEATS
 from ddp_train.system.files import appears_whole
@@ -39,7 +39,8 @@ COLUMNS = (  # docs/runs.md says what each one is
     *("seconds", "started", "tags", "note", "reproduces", "typed", "problem", "error", "settings"),
 )
 _VERSION = "2"  # of what is kept: begins every stamp
-_BEGUN = {".hydra", "result.json", "logs", "launch", "metrics.jsonl", "failure.json"}  # a run's folder has one of them
+_IN = RunFolder(Path())  # the names in any
+_BEGUN = {path.name for path in (_IN.hydra, _IN.result, _IN.logs, _IN.launch, _IN.metrics, _IN.failure)}  # a run's folder has one of them
 _WORD = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*(?:[./][\w-]+)*""")
 _SHOWN = ("folder", "status", "metric", "best", "last", "steps", "tags")  # in a notebook
 _MAX_ROWS, _MAX_CURVES = 50, 6
@@ -164,9 +165,9 @@ def _runs_below(root: Path) -> Iterator[tuple[str, str]]:
     for stamp, run in found.items():
         facts, named = json.loads(kept[stamp][0]), kept[stamp][1]
         in_sweep = sweeps[run.sweep].get(Path(run.path)) if run.sweep else None
-        if in_sweep is not None or HOLDER in run.names or "result.json" not in run.names:  # in most folders no process works
+        if in_sweep is not None or HOLDER in run.names or _IN.result.name not in run.names:  # in most folders no process works
             facts["status"] = live_status(RunFolder(Path(run.path)), facts["status"], in_sweep=in_sweep)
-        if facts["status"] == Status.INTERRUPTED and "result.json" not in run.names:
+        if facts["status"] == Status.INTERRUPTED and _IN.result.name not in run.names:
             facts["problem"] = "it ended without writing result.json"
         age_days = None if facts["started"] is None else round((now - facts["started"]) / 86400, 5)
         facts |= {"folder": run.path, "sweep": run.sweep, "age_days": age_days}
@@ -206,10 +207,10 @@ def find(root: Path) -> Iterator[_Found]:
             continue
         seen.add((status.st_dev, status.st_ino))
         names = frozenset(entries)
-        if names & {"config.yaml", "environment.json"} and names & _BEGUN:
+        if names & {_IN.config.name, _IN.environment.name} and names & _BEGUN:
             yield _Found(path, sweep, names, _stamp(path.removeprefix(str(root)), entries))
             continue
-        sweep = path if "sweep.json" in names else sweep
+        sweep = path if SWEEP_FILE in names else sweep
         for name, entry in entries.items():
             if not name.startswith(".") and entry.is_dir():
                 waiting.insert(0 if entry.is_symlink() else len(waiting), (entry.path, sweep))

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from ddp_train.checkpoint import catalog
 from ddp_train.errors import ConfigError
+from ddp_train.run_folder.paths import RunFolder
 
 _ENTRIES = 1_000_000  # tensors in a .pt file
 _ENTRY = re.compile(  # what torch.save writes: the structure, the tensors, and a few words about both
@@ -24,7 +25,7 @@ def require_known_form(path: Path) -> None:
                 refuse(path, f"its header would have {header:,} bytes, in a file of {size:,}")
     elif path.suffix in (".pt", ".pth") or (path.suffix == ".ckpt" and not path.is_dir()):
         require_archive(path)
-    elif not catalog.is_checkpoint(path) and not (path / "checkpoints").is_dir():
+    elif not catalog.is_checkpoint(path) and not RunFolder(path).checkpoints.is_dir():
         problem = "is not a file type that can be read safely" if path.exists() else "there is no such file or folder"
         if (path / ".metadata").exists():
             problem = "is a folder of torch.distributed.checkpoint, whose pickles can run code; if you trust it,"

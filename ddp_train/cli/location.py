@@ -91,7 +91,7 @@ def location_of(composed: DictConfig, checked: RunConfig) -> Location:
         from ddp_train.cli.saved_run import run_of  # with what changes a saved configuration
 
         return Location(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
-    return _location(composed, "run", is_there=lambda folder: checked.resume == "auto" and (folder / "config.yaml").exists())
+    return _location(composed, "run", is_there=lambda folder: checked.resume == "auto" and RunFolder(folder).config.exists())
 
 
 def location_of_sweep(composed: DictConfig) -> Location:
@@ -156,7 +156,7 @@ def verdict_to_wait_for(folder: Path) -> Verdict:
 
 def _run_errors(folders: list[Path]) -> Iterator[ConfigError]:
     for folder in folders:
-        if not (folder / "config.yaml").is_file():
+        if not RunFolder(folder).config.is_file():
             from ddp_train.run_folder.sweep import Sweep  # for a mistake
 
             jobs = [str(folder / job.folder) for job in Sweep.load(folder).jobs] if is_sweep(folder) else []
@@ -168,7 +168,7 @@ def _run_errors(folders: list[Path]) -> Iterator[ConfigError]:
 def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Iterator[ConfigError]:
     """Refuse a file without weights, and a run that has saved none, unless it will have saved before this one begins."""
     run = path.parent.parent if path.name in (catalog.BEST, catalog.LAST) else path
-    is_run = (run / "config.yaml").is_file()
+    is_run = RunFolder(run).config.is_file()
     if not is_run and not waits_for and (launcher == "local" or path.exists()):  # else another machine may have the file
         try:
             from ddp_train.checkpoint.foreign_form import require_known_form  # with zipfile
@@ -176,7 +176,7 @@ def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Itera
             require_known_form(path)
         except ConfigError as error:
             yield error
-    if is_run and run.absolute() not in waits_for and not catalog.saved_checkpoints(run / "checkpoints"):
+    if is_run and run.absolute() not in waits_for and not catalog.saved_checkpoints(RunFolder(run).checkpoints):
         waits = _waits(launcher)
         expected = "a run that has saved one" + (", or one that this run waits for" if waits else "")
         fix = f"{override('after', str(run))}, which begins when that run is done" if waits else _BY_THE_SHELL

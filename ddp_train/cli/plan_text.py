@@ -235,7 +235,7 @@ def show_time(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> No
             ends += f", which is {'enough' if starts <= 1 else f'too short: the run has to be started {starts} times'}"
     lines += [ends] if ends else []
     with suppress(OSError, ValueError, KeyError, TypeError):
-        batch = json.loads((past_folder / "environment.json").read_text())["batch"]
+        batch = json.loads(RunFolder(past_folder).environment.read_text())["batch"]
         lines += [f"that run had a different batch: {batch}"] if batch != str(job.config.batch) else []
     screen.fact("time", *lines)
 

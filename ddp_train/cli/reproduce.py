@@ -125,9 +125,9 @@ def _run_again(run: ArchivedRun, typed: str, changes: Sequence[str], known: Sequ
     here, python_path = reproduction.restore_code(run, new.launch / "restored")
     saved: Any = OmegaConf.to_container(OmegaConf.load(run.folder.config))
     new.record_config(OmegaConf.to_yaml(with_overrides(saved, [*_paths(run, changes, here), *changes], replaced=[run.config])))
-    if (run.root / ".hydra").is_dir():
-        shutil.copytree(run.root / ".hydra", new.root / ".hydra")
-    write_json(new.root / "notes.json", {"reproduces": typed})
+    if run.folder.hydra.is_dir():
+        shutil.copytree(run.folder.hydra, new.hydra)
+    write_json(new.notes, {"reproduces": typed})
     give_up_claims()
     print(f"trains in {new.as_typed()}, with its code in {here}", flush=True)
     variables = {name: str(value) for name, value in (run.environment.get("variables") or {}).items() if VARIABLES.fullmatch(name)}

@@ -194,9 +194,9 @@ def _note(arguments: list[str]) -> int:
 
 
 def _annotate(run: ArchivedRun, **notes: Any) -> None:
-    if damaged := [problem for problem in run.problems if problem.startswith("notes.json ")]:
+    if damaged := [problem for problem in run.problems if problem.startswith(f"{run.folder.notes.name} ")]:
         raise ConfigError(happened=f"{run.folder.as_typed()}/{damaged[0]}", expected="tags and a note", fix="mend it, or move it away")
-    write_json(run.root / "notes.json", {**run.notes, **notes})
+    write_json(run.folder.notes, {**run.notes, **notes})
 
 
 def _clean(arguments: list[str]) -> int:

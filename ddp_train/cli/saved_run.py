@@ -156,7 +156,7 @@ def require_more(job: Job) -> None:
 def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) -> None:
     """Refuse the command `words` where relative paths or modules of the run are missing that exist in the folder where it was started."""
     try:
-        began = Path(json.loads((folder / "environment.json").read_text())["working_directory"])
+        began = Path(json.loads(RunFolder(folder).environment.read_text())["working_directory"])
     except (OSError, ValueError, KeyError, TypeError):  # the run has not begun
         return
     here = Path.cwd()
@@ -182,7 +182,7 @@ def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping
 
 def original_words(folder: Path) -> tuple[list[str], list[str]]:
     """Return the overrides and the options that a run began with; none where the files are damaged, which must not stop a run."""
-    hydra = folder / ".hydra"
+    hydra = RunFolder(folder).hydra
     try:
         return texts(OmegaConf.load(hydra / "overrides.yaml")), options_of(OmegaConf.load(hydra / "hydra.yaml").hydra)
     except Exception:  # OSError, or any error of half a file

@@ -17,7 +17,7 @@ from ddp_train.cli.saved_run import parse_words
 from ddp_train.cli.status import runs_of
 from ddp_train.errors import DONE, FAILED, ConfigError, plural, printable
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.run_folder.paths import step_folders
+from ddp_train.run_folder.paths import RunFolder, step_folders
 
 USAGE = """ddp-train verify RUN|CHECKPOINT [--json]
 
@@ -36,7 +36,7 @@ def verify(arguments: list[str], runner: JobRunner) -> int:
     path, damaged = Path(typed), list[str]()
     if is_name(path):
         checkpoints = require_candidates(path, key="CHECKPOINT")[:1]
-    elif is_checkpoint(path) or (path.is_dir() and path.parent.name == "checkpoints"):  # which may have lost its manifest
+    elif is_checkpoint(path) or (path.is_dir() and path.parent == RunFolder.of_checkpoint(path).checkpoints):  # one without a manifest
         checkpoints = [path]
     else:
         runs = [ArchivedRun(run.root) for run, _ in runs_of(path) if run.config.exists()]  # a sweep's jobs may wait

@@ -22,11 +22,13 @@ from typing import NamedTuple
 
 from ddp_train import FOLDER
 from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.run_folder.paths import SWEEP_FILE
 from ddp_train.system.files import earlier_copy, write_atomic
+from ddp_train.system.folder_lock import HOLDER
 
 INSTALLED = {"site-packages", "dist-packages"}
 OURS = ".ddp_train"  # the folder of our own package in the source copy of another project
-_RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of a run or a sweep
+_RUN_HAS = (".hydra", SWEEP_FILE, HOLDER)  # what tells the folder of a run or a sweep
 _MAX_ENTRIES = 100_000  # looked at where no repository says which files are source
 _GIT_WITHIN_S = 60
 _KEY = "cluster.code_limit_mib"

@@ -17,6 +17,7 @@ from ddp_train.system.files import create_json, earlier_copy, write_atomic
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"  # in the folder of a checkpoint
 _STEP_FOLDER = re.compile(r"step_\d{8,12}")
 KINDS = ("trace", "memory")
+SWEEP_FILE = "sweep.json"  # in the folder of a sweep (`run_folder.sweep`)
 
 
 def step_folder(step: int) -> str:
@@ -35,7 +36,7 @@ def step_folders(folder: Path) -> list[tuple[int, Path]]:
 
 
 def is_sweep(folder: Path) -> bool:
-    return (folder / "sweep.json").is_file()
+    return (folder / SWEEP_FILE).is_file()
 
 
 @dataclass
@@ -46,6 +47,7 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         self.config = self.root / "config.yaml"
+        self.hydra = self.root / ".hydra"  # how it was composed, as Hydra writes it
         self.environment = self.root / "environment.json"
         self.code_list = self.root / "code.json"  # what Python imports (`launch.captured_code`)
         self.code_archive = self.root / "code.tar.gz"  # files of it that no commit has
@@ -64,6 +66,7 @@ class RunFolder:
         self.starts = self.root / "starts.json"  # since the newest checkpoint (`run_folder.starts`)
         self.failure = self.root / "failure.json"
         self.result = self.root / "result.json"
+        self.notes = self.root / "notes.json"  # of people: tags, a note; and which run it repeats
         self.doctor = self.root / "doctor.json"  # result of an examination instead of a run (`doctor.checkup`)
         self.launch = self.root / "launch"  # only of a run that an engine starts: the files for it
         self.spec = self.launch / "spec.json"

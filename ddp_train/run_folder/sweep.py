@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.paths import RunFolder, is_sweep
+from ddp_train.run_folder.paths import SWEEP_FILE, RunFolder, is_sweep
 from ddp_train.run_folder.result import Headline, Result, Status
 from ddp_train.system.files import write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
@@ -58,18 +58,18 @@ class Sweep:
     def load(cls, root: Path) -> Sweep:
         """Read a sweep from its folder. Raises ConfigError: the folder holds none."""
         try:
-            content = json.loads((root / "sweep.json").read_text())
+            content = json.loads((root / SWEEP_FILE).read_text())
             jobs = [SweepJob(**{**job, "status": Status(job["status"])}) for job in content.pop("jobs")]
             return cls(root=root, jobs=jobs, **content)
         except (FileNotFoundError, NotADirectoryError):
-            sweeps = sorted(path.parent for path in root.rglob("sweep.json"))[-1:] if root.is_dir() else []
+            sweeps = sorted(path.parent for path in root.rglob(SWEEP_FILE))[-1:] if root.is_dir() else []
             fix = f"ddp-train runs {RunFolder(sweeps[0]).as_typed()}" if sweeps else "ddp-train -m key=a,b ... starts one"
-            raise ConfigError(happened=f"{root} is not a sweep", expected="a folder with sweep.json", fix=fix) from None
+            raise ConfigError(happened=f"{root} is not a sweep", expected=f"a folder with {SWEEP_FILE}", fix=fix) from None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(happened=f"{root} is not a readable sweep: {error}", expected="a folder with sweep.json") from None
+            raise ConfigError(happened=f"{root} is not a readable sweep: {error}", expected=f"a folder with {SWEEP_FILE}") from None
 
     def save(self) -> None:
-        write_json(self.root / "sweep.json", {name: value for name, value in asdict(self).items() if name != "root"})
+        write_json(self.root / SWEEP_FILE, {name: value for name, value in asdict(self).items() if name != "root"})
         write_atomic(self.root / "sweep.csv", self._csv())
 
     def run_folder(self, job: SweepJob) -> RunFolder:

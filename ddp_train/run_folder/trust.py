@@ -15,8 +15,9 @@ from typing import Any
 import yaml
 
 from ddp_train.errors import ConfigError
+from ddp_train.run_folder.paths import SWEEP_FILE
 
-_NAMES_CODE = ("config.yaml", "sweep.json", "conf/**/*.yaml")  # a run or a sweep is built from these
+_NAMES_CODE = ("config.yaml", SWEEP_FILE, "conf/**/*.yaml")  # a run or a sweep is built from these
 
 _READ = (
     *_NAMES_CODE,
@@ -102,7 +103,7 @@ def _of_another_user(top: Path) -> str:
 def _run_folders(top: Path) -> list[Path]:
     """Return a folder, and for a sweep the folders of its jobs."""
     try:
-        return [top, *(top / job["folder"] for job in json.loads((top / "sweep.json").read_text())["jobs"])]
+        return [top, *(top / job["folder"] for job in json.loads((top / SWEEP_FILE).read_text())["jobs"])]
     except (OSError, ValueError, KeyError, TypeError):
         return [top]
 

@@ -144,10 +144,10 @@ def _described(each: Shown, *, many: int) -> dict[str, Any]:
         **{name: getattr(run.result, name, None) for name in ("seconds", "samples", "error", "early_end")},
         "curves": {},
         "axes": {},
-        **(read("metrics.jsonl", lambda: curves_of(run, points=min(_POINTS, _MAX_POINTS // many))) or {}),
+        **(read(run.folder.metrics.name, lambda: curves_of(run, points=min(_POINTS, _MAX_POINTS // many))) or {}),
         "marks": marks_of(run, attempts),
-        "times": read("times.jsonl", lambda: time_split_of(attempts, cells=min(_CELLS, _MAX_CELLS // many))),
-        "evaluation": read("predictions", lambda: predictions_of(run, with_answers=many <= _MAX_ANSWERS)),
+        "times": read(run.folder.times.name, lambda: time_split_of(attempts, cells=min(_CELLS, _MAX_CELLS // many))),
+        "evaluation": read(run.folder.predictions.name, lambda: predictions_of(run, with_answers=many <= _MAX_ANSWERS)),
         "shown": shown_by(run, max_bytes=min(_SAMPLE_BYTES, _MAX_SAMPLE_BYTES // many)),
         "failures": [report.screen(run.folder).strip() for report in reports if report is not None],
     }

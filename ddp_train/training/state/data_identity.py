@@ -26,6 +26,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import UserError, join_few
 from ddp_train.loader.dataset_adapter import Source
 from ddp_train.loader.loader import Loader
+from ddp_train.run_folder.paths import RunFolder
 
 Identity = Mapping[str, Mapping[str, Any]]
 
@@ -80,7 +81,7 @@ def known_meaning(run: Path) -> Mapping[str, Any]:
 
     The path is a run folder, one of its checkpoints, or a name for one; anything else says nothing.
     """
-    path = run if catalog.is_checkpoint(run) else run / "checkpoints" / catalog.LAST
+    path = run if catalog.is_checkpoint(run) else RunFolder(run).checkpoints / catalog.LAST
     for checkpoint in catalog.candidates(path) if catalog.is_name(path) else [path]:
         with suppress(UserError, OSError):  # whoever reads its weights says so
             return saved_identity(checkpoint).get("meaning", {})

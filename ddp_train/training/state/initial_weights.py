@@ -18,6 +18,7 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces.batch import describe
 from ddp_train.interfaces.parameters import plain_name
 from ddp_train.interfaces.strategy import is_sharded, local_rows, shard_like
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.state.weights import read_weights
 
 _MAX_KEYS = 8  # names of each kind in one message
@@ -86,7 +87,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     if path.suffix in (".pt", ".pth", ".ckpt") and not path.is_dir():
         return str(path), read_pickled(path)
     require_known_form(path)
-    name = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
+    name = path if catalog.is_checkpoint(path) else RunFolder(path).checkpoints / catalog.LAST
     checkpoint = catalog.find_checkpoint(name, damage_of, key="init_from")
     return str(checkpoint), read_weights(checkpoint)["model"]
 

@@ -18,6 +18,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces.batch import describe
 from ddp_train.interfaces.strategy import is_sharded, local_rows, shard_like
+from ddp_train.run_folder.paths import RunFolder
 
 _KEY = "RUN"
 _MAX_LINES = 8  # lines about problems in one message
@@ -35,10 +36,10 @@ def find_run(path: Path) -> tuple[Path, Path]:
     path = path.absolute()
     if catalog.is_checkpoint(path):
         return path.parent.parent, catalog.find_checkpoint(path, damage_of, key=_KEY)
-    if not (path / "config.yaml").exists():
+    if not RunFolder(path).config.exists():
         expected = "a folder that holds config.yaml, or one of its checkpoints"
         raise ConfigError(key=_KEY, happened=f"{path} is neither a run folder nor a checkpoint", expected=expected)
-    newest = path / "checkpoints" / catalog.LAST
+    newest = RunFolder(path).checkpoints / catalog.LAST
     catalog.require_candidates(newest, key=_KEY)
     return path, catalog.find_checkpoint(newest, damage_of, key=_KEY)
 
