@@ -50,7 +50,7 @@ def compose_and_run(words: list[str], runner: JobRunner, *, change: Callable[[Jo
     """Let Hydra compose a command line, run the job or the sweep, and return the exit code. `change` may replace a job before it runs."""
     refuse_unknown_options(words)
     sys.argv[1:] = words  # Hydra reads them there alone
-    session = ClaimBeforeFolder.session = HydraSession(runner, change)
+    session = ClaimBeforeFolder.session = HydraSession(words, runner, change)
     # With that variable Hydra raises its errors, and prints none.
     with suppress(_LeaveHydra), env_override({"HYDRA_FULL_ERROR": "1"}), composing_once(), closing(session):
         hydra.main(**MAIN, config_path=str(CONF), config_name="config")(session.run_composed)()
@@ -62,8 +62,8 @@ def compose_and_run(words: list[str], runner: JobRunner, *, change: Callable[[Jo
 class HydraSession:
     """A command while Hydra has it: what is claimed, what Hydra runs, and how it has ended."""
 
-    def __init__(self, runner: JobRunner, change: Callable[[Job], Job]) -> None:
-        self._runner, self._change = runner, change
+    def __init__(self, words: list[str], runner: JobRunner, change: Callable[[Job], Job]) -> None:
+        self._words, self._runner, self._change = words, runner, change
         self._checked: RunConfig | None = None  # of a single run whose folder is claimed
         self._checked_values: Any = None  # what was checked (`_without_hydra`)
         self._multirun: Multirun | None = None
@@ -81,7 +81,7 @@ class HydraSession:
     def claim_run(self, composed: DictConfig) -> None:
         """Check a single run, meet the other machines, claim the folder and tell Hydra which one it is."""
         checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
-        self._runner.meet_machines(checked, run_identity=typed_run_folder(composed))  # only the first one goes on
+        self._runner.meet_machines(checked, run=typed_run_folder(composed))  # only the first one goes on
         location = location_of(composed, checked)
         folder = location.take_for_run(checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
@@ -114,7 +114,7 @@ class HydraSession:
         cluster = checked_section(composed, ClusterConfig)
         if errors := list(check_copies(cluster, os.environ)):
             raise ConfigErrors(errors)  # before anything is claimed
-        machines.take_part_in_sweep(cluster, sys.argv[1:])  # only a machine that is alone goes on
+        machines.take_part_in_sweep(cluster, self._words)  # only a machine that is alone goes on
         folder = location_of_sweep(composed).take_for_sweep()
         fix_sweep_folder(composed, folder)
         sweeper.prepare_optuna(composed, folder)
@@ -127,7 +127,7 @@ class HydraSession:
 
         if self._multirun is None:
             root = Path(base.hydra.sweep.dir)
-            sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
+            sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=self._words)
             self._multirun = Multirun(sweep, checked_section(base, SweepConfig), self._runner, check_composed)
             self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
         return self._multirun.launch(context, base, job_overrides)

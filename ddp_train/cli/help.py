@@ -23,7 +23,8 @@ from ddp_train import CONF, FOLDER
 from ddp_train.config.command.composition import parse, shown
 from ddp_train.config.schema import SECTIONS, RootConfig, describe, subsection
 from ddp_train.config.spelling import nearest
-from ddp_train.config.targets.locate import hints_of, look_up
+from ddp_train.config.targets.locate import look_up
+from ddp_train.config.targets.target import hints_of
 from ddp_train.errors import DONE, ConfigError, UserError
 from ddp_train.launch.job_runner import JobRunner
 

@@ -48,11 +48,11 @@ class CommandRunner(JobRunner):
             os.set_inheritable(self._caller, False)
             die_with_parent(int(pid), number=signal.SIGTERM)  # its end is a stop, which lets the run save
 
-    def meet_machines(self, config: RunConfig, *, run_identity: str) -> None:
+    def meet_machines(self, config: RunConfig, *, run: str) -> None:
         if config.cluster.launcher == "machines":
             from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
 
-            rendezvous = machines.meet_machines(config.cluster, run=run_identity)
+            rendezvous = machines.meet_machines(config.cluster, run=run)
             if rendezvous is not None and not rendezvous.is_first:
                 raise SystemExit(machines.follow(rendezvous, config))
             self._led = rendezvous

@@ -64,7 +64,7 @@ def plan(arguments: list[str], runner: JobRunner) -> int:
     screen = Screen()
     screen.fact("plan", shell_command(["ddp-train", *words]), "This is the plan. Nothing is started or written.")
     if args.multirun:
-        _plan_sweep(screen, loader, composed, runner)
+        _plan_sweep(screen, loader, composed, words, runner)
     else:
         _plan_run(screen, loader, composed)
     (screen.show_json if "--json" in arguments else screen.show)()  # only a complete plan
@@ -84,7 +84,7 @@ def _plan_run(screen: Screen, loader: Any, composed: DictConfig) -> None:
     _show(screen, loader, composed, [job])
 
 
-def _plan_sweep(screen: Screen, loader: Any, base: DictConfig, runner: JobRunner) -> None:
+def _plan_sweep(screen: Screen, loader: Any, base: DictConfig, words: list[str], runner: JobRunner) -> None:
     """Show the jobs of a sweep, and the plan of its first job."""
     compose.require_our_launcher(base)
     location = location_of_sweep(base)
@@ -92,7 +92,7 @@ def _plan_sweep(screen: Screen, loader: Any, base: DictConfig, runner: JobRunner
     compose.fix_sweep_folder(base, folder := location.folder)
     overrides = planned_overrides(loader, base)
     settings = checked_section(base, SweepConfig)
-    multirun = Multirun(Sweep(root=folder, command=sys.argv[1:]), settings, runner, compose.check_composed)
+    multirun = Multirun(Sweep(root=folder, command=words), settings, runner, compose.check_composed)
     parser = OverridesParser.create(config_loader=loader)
     of_all_jobs = [text for text in texts(base.hydra.overrides.task) if not parser.parse_override(text).is_sweep_override()]
     composed, checked = multirun.compose(loader, base, overrides or [of_all_jobs])

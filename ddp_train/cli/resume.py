@@ -46,7 +46,7 @@ def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = 
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
     if not is_torchrun_worker():
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
-        runner.meet_machines(config, run_identity=checkpoint or str(folder.absolute()))  # only the first one goes on
+        runner.meet_machines(config, run=checkpoint or str(folder.absolute()))  # only the first one goes on
     take_over(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
     if isinstance(job.work, Evaluation) and job.run_folder.is_completed():

@@ -13,8 +13,8 @@ from ddp_train import CONF
 from ddp_train.cli.help import options
 from ddp_train.config.command.composition import parse
 from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, NAMED, SECTIONS, TARGETS, RootConfig, subsection
-from ddp_train.config.targets.locate import hints_of, look_up
-from ddp_train.config.targets.target import AUTO, DIRECTIVES, members_of
+from ddp_train.config.targets.locate import look_up
+from ddp_train.config.targets.target import AUTO, DIRECTIVES, hints_of, members_of
 from ddp_train.errors import DONE, UserError
 from ddp_train.launch.job_runner import JobRunner
 

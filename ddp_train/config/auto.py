@@ -12,8 +12,8 @@ from typing import Any
 
 from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.config.spelling import nearest, override, text_of
-from ddp_train.config.targets.locate import hints_of, look_up
-from ddp_train.config.targets.target import AUTO, DIRECTIVES, FACTS, admits_text
+from ddp_train.config.targets.locate import look_up
+from ddp_train.config.targets.target import AUTO, DIRECTIVES, FACTS, admits_text, hints_of
 from ddp_train.config.tree import replace_values, value_at
 from ddp_train.errors import ConfigError, one_line
 

@@ -18,9 +18,8 @@ MICRO_BATCH = "loader.micro_batch_size"
 LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 """How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the batch for which `optimizer.lr` was tuned.
 
-Linear for SGD: a step over k times the samples at k times the rate goes as far as k small ones (Goyal et al. 2017, arXiv:1706.02677).
-Square root for Adam and its kin, which divide by the gradient's own size: it keeps the noise of their steps (Malladi et al. 2022,
-arXiv:2205.10287).
+Linear for SGD: one step at k times the rate goes as far as k small ones (Goyal et al. 2017, arXiv:1706.02677). Square root for Adam and
+its kin, which divide by the gradient's own size: it keeps the noise of their steps (Malladi et al. 2022, arXiv:2205.10287).
 """
 
 

@@ -24,8 +24,8 @@ from omegaconf.resolvers import oc
 from ddp_train.config.hydra_internals import register_resolver
 from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, TARGETS
 from ddp_train.config.spelling import text_of
-from ddp_train.config.targets.locate import declares, hints_of, look_up_or_none, parameters_of
-from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, RESOLVER, calls_functions, fits
+from ddp_train.config.targets.locate import look_up_or_none
+from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, RESOLVER, calls_functions, declares, fits, hints_of, parameters_of
 from ddp_train.config.tree import replace_values, texts
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction

@@ -13,8 +13,8 @@ from ddp_train.config import auto
 from ddp_train.config.batch_sizes import LR_SCALES, BatchSizes, accumulation_of, derive_batch_sizes, sizes_on
 from ddp_train.config.hydra_internals import yaml_text
 from ddp_train.config.schema import EVALUATION_SETS, NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, as_dataclass
-from ddp_train.config.targets.locate import constants_of_ours, declares, look_up_or_none
-from ddp_train.config.targets.target import DIRECTIVES, framework_keys
+from ddp_train.config.targets.locate import constants_of_ours, look_up_or_none
+from ddp_train.config.targets.target import DIRECTIVES, declares, framework_keys
 from ddp_train.traits import OptimizerConstants
 
 ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`

@@ -59,11 +59,11 @@ class JobRunner(ABC):
     def slots(self, folder: Path, count: int) -> Sequence[Slot]:
         """Return so many slots for the jobs of a sweep, which are run at once; `folder`: for the logs of torch's agents."""
 
-    def meet_machines(self, config: RunConfig, *, run_identity: str) -> None:  # noqa: B027  # ranks of an agent meet no machine
+    def meet_machines(self, config: RunConfig, *, run: str) -> None:  # noqa: B027  # ranks of an agent meet no machine
         """Meet the other machines of a run. The first one returns, and leads: it claims the folder, and its job is what all run.
 
         The others follow to the end. `SystemExit`: this machine has, and its command ends. A machine that is alone returns at once.
-        `run_identity`: which run this machine comes for (`NodeFacts.run`).
+        `run`: which run this machine comes for (`NodeFacts.run`).
         """
 
     def show_error(self, text: str) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 from ddp_train.config import auto
 from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.config.spelling import removal
-from ddp_train.config.targets.locate import locate, parameters_of
-from ddp_train.config.targets.target import name_in, run_arguments
+from ddp_train.config.targets.locate import locate
+from ddp_train.config.targets.target import name_in, parameters_of, run_arguments
 from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.system.redaction import reveal

@@ -7,8 +7,8 @@ from ddp_train.config.batch_sizes import LR_SCALES
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import EvaluationConfig, Sections, TrainerConfig
 from ddp_train.config.spelling import nearest, removal
-from ddp_train.config.targets.locate import class_constants, class_of, constants_of_ours, declares, look_up_or_none, parameters_of, takes
-from ddp_train.config.targets.target import framework_keys
+from ddp_train.config.targets.locate import class_constants, class_of, constants_of_ours, look_up_or_none
+from ddp_train.config.targets.target import declares, framework_keys, parameters_of, takes
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.traits import DataConstants, ObjectiveConstants, follows_a_metric, loss_unit
 

@@ -1,4 +1,4 @@
-"""Import the object that a `_target_` names, or read a stub of it from its source; tell its arguments and bases.
+"""Find the object that a `_target_` names: import it, or read a stub of it from its source.
 
 Importing a class of ddp_train or torch imports torch, which takes seconds (docs/decisions/0078-a-quick-start.md). So `look_up`
 parses its source and makes an empty class or function of the same module, name, arguments and bases: `target.py` needs no more. It does so
@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.machinery import PathFinder
@@ -93,14 +93,6 @@ def look_up_or_none(path: Any) -> Any:
         return None
 
 
-def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotated types of a callable's arguments; {}: they cannot be read."""
-    try:
-        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except Exception:  # names that exist only for type checkers, and worse: then types are not checked
-        return {}
-
-
 def class_of(path: str) -> type:
     """Return the class that a dotted path names, or that its function is annotated to return, with its bases and plain attributes.
 
@@ -122,32 +114,6 @@ def class_constants(node: Mapping[str, Any], declared: type[Declared]) -> Declar
 def constants_of_ours(node: Mapping[str, Any], declared: type[Declared]) -> Declared:
     """Return the constants of a class of ours, which is read and never imported; another's class has the defaults."""
     return constants_of(stub_from_source(str(node.get("_target_"))), declared)
-
-
-def parameters_of(target: Callable[..., Any], *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of a callable by name; None: it has no signature, as some C extensions."""
-    try:
-        return inspect.signature(target, follow_wrapped=follow_wrapped).parameters
-    except (TypeError, ValueError):
-        return None
-
-
-def takes(target: Callable[..., Any], name: str) -> bool:
-    """Tell whether a callable can be called with an argument of this name: it has one, or takes any (`**kwargs`)."""
-    signatures = [parameters_of(target, follow_wrapped=is_followed) for is_followed in (True, False)]
-    return any(items is None or name in items or any(item.kind is item.VAR_KEYWORD for item in items.values()) for items in signatures)
-
-
-def declares(target: Callable[..., Any], name: str) -> bool:
-    """Tell whether a signature has an argument of this name; that of a class with `**kwargs` also has its bases' arguments."""
-    bases = target.__mro__ if inspect.isclass(target) else ()
-    for make in [target, *(vars(base)["__init__"] for base in bases if "__init__" in vars(base))]:
-        parameters = parameters_of(make) or {}
-        if name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
-            return True
-        if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):
-            return False
-    return False
 
 
 class _Unclear(Exception):

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from ddp_train import FOLDER
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
 from ddp_train.config.spelling import did_you_mean, instead_of, override, removal, without_secrets
-from ddp_train.config.targets.locate import declares, hints_of, locate, look_up, parameters_of, takes
+from ddp_train.config.targets.locate import locate, look_up
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
@@ -157,7 +157,7 @@ class _Call(NamedTuple):
                 continue
             key, wants_text = f"{self.key}.{name}", str in members_of(hints[name]) and not isinstance(value, (list, Mapping))
             fix = f"""'{key}="{value}"'""" if wants_text else ""
-            expected = f"a value of type {_spell(hints[name])}"
+            expected = f"a value of type {' or '.join(_spell(kind) for kind in members_of(hints[name]) if not _is_tensor(kind))}"
             yield ConfigError(key=key, happened=f"is {without_secrets(key, value)!r}", expected=expected, fix=fix)
 
     def out_of_range(self) -> Iterator[ConfigError]:
@@ -204,6 +204,32 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
                     yield ConfigError(key=at, happened=f"{name} {reason}", expected="a type, or a class or function of a component")
 
 
+def parameters_of(target: Callable[..., Any], *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of a callable by name; None: it has no signature, as some C extensions."""
+    try:
+        return inspect.signature(target, follow_wrapped=follow_wrapped).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+def takes(target: Callable[..., Any], name: str) -> bool:
+    """Tell whether a callable can be called with an argument of this name: it has one, or takes any (`**kwargs`)."""
+    signatures = [parameters_of(target, follow_wrapped=is_followed) for is_followed in (True, False)]
+    return any(items is None or name in items or any(item.kind is item.VAR_KEYWORD for item in items.values()) for items in signatures)
+
+
+def declares(target: Callable[..., Any], name: str) -> bool:
+    """Tell whether a signature has an argument of this name; that of a class with `**kwargs` also has its bases' arguments."""
+    bases = target.__mro__ if inspect.isclass(target) else ()
+    for make in [target, *(vars(base)["__init__"] for base in bases if "__init__" in vars(base))]:
+        parameters = parameters_of(make) or {}
+        if name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+            return True
+        if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):
+            return False
+    return False
+
+
 def framework_keys(node: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a node's keys that are ours and no arguments of its class: `optimizer.groups`, `scheduler.every` and the like."""
     target = look_up(node["_target_"])
@@ -213,6 +239,14 @@ def framework_keys(node: Mapping[str, Any], key: str) -> dict[str, Any]:
 def calls_functions(key: str) -> bool:
     """Tell whether the run may call this node's function itself: a loss, a metric, a collate function."""
     return key in ("objective", "loader.collate") or (key.startswith(f"{EVALUATION_METRICS}.") and key.count(".") == 2)
+
+
+def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotated types of a callable's arguments; {}: they cannot be read."""
+    try:
+        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except Exception:  # names that exist only for type checkers, and worse: then types are not checked
+        return {}
 
 
 def admits_text(hint: Any) -> bool:
@@ -251,11 +285,7 @@ def _is_tensor(member: Any) -> bool:
     return getattr(member, "__name__", "") == "Tensor"
 
 
-def _spell(hint: Any) -> str:
-    return " or ".join(_spell_one(member) for member in members_of(hint) if not _is_tensor(member))
-
-
-def _spell_one(member: Any) -> str:
+def _spell(member: Any) -> str:
     if typing.get_origin(member) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(member)))
     kind = typing.get_origin(member) or member

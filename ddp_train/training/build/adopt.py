@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from ddp_train.config import auto
 from ddp_train.config.schema import EVENTS
-from ddp_train.config.targets.locate import declares, locate
-from ddp_train.config.targets.target import framework_keys
+from ddp_train.config.targets.locate import locate
+from ddp_train.config.targets.target import declares, framework_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Callback, Goal, MetricWriter, Scheduler, Strategy
 from ddp_train.interfaces.run import WriterFacts, implements

@@ -7,8 +7,8 @@ from typing import Any
 from ddp_train.config.batch_sizes import accumulation_of
 from ddp_train.config.run_config import RunConfig, data_node, evaluation_sets
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
-from ddp_train.config.targets.locate import declares, locate
-from ddp_train.config.targets.target import AUTO, run_arguments
+from ddp_train.config.targets.locate import locate
+from ddp_train.config.targets.target import AUTO, declares, run_arguments
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError, conflict

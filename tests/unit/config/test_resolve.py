@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ddp_train.config.resolve import resolve
-from ddp_train.config.targets.locate import declares
-from ddp_train.config.targets.target import name_in
+from ddp_train.config.targets.target import declares, name_in
 from ddp_train.errors import ConfigError
 from ddp_train.training.instantiate import instantiate
 from tests.config.test_config import command_line
