@@ -114,7 +114,7 @@ def test_a_signal_while_it_starts_requeues_it(project: SlurmProject, delays_s: t
         project.restarts(job, life + 1)
         project.wait(lambda: not project.has_a_step(job), "the end of the step", within_s=60)
     project.ended(job, "COMPLETED")
-    assert "138" not in logs(run_folder.root) and len(losses(run_folder)) == 20
+    assert not re.search(r"\b138\b", logs(run_folder.root)) and len(losses(run_folder)) == 20
 
 
 def test_twenty_stops_are_twenty_times_again(project: SlurmProject) -> None:
