@@ -71,9 +71,7 @@ class CommandRunner(JobRunner):
         return submit.submit_job(job)
 
     def slots(self, folder: Path, count: int) -> Sequence[Slot]:
-        from ddp_train.sweep import warm_group  # which a single run does without
-
-        return warm_group.slots(folder, count)
+        return [local.LocalSlot(number, count) for number in range(count)]
 
     def show_error(self, text: str) -> None:
         if self._caller is None:

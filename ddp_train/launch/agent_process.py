@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.signals import stop_signals
@@ -25,6 +24,7 @@ from ddp_train.system.terminal import free_foot
 _AGENT_IMPORTS = ("torch", "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
 COMPILER = "torch._dynamo"
 """What DDP, most of torch's optimizers and who compiles import. It takes half as long as all that an agent and a rank need without it."""
+_OF_EVERY_JOB = ("torch.utils.tensorboard",)  # what each imports late: for many of them once is enough
 _server: ForkServer | None = None
 
 
@@ -34,8 +34,7 @@ class AgentOptions:
 
     grace_s: int  # `cluster.grace_s`
     run_folder: RunFolder | None = None  # of the run, where the agent has one
-    group: Path | None = None  # of the members of a sweep (`process_env.GROUP`)
-    log: Path | None = None  # where torch's own lines go; None: into the run folder
+    in_sweep: bool = False  # the sweep shows failures, and counts them
     restarts: int | None = None  # how often the ranks of several machines were started again; None: this agent counts
     uses_torch_agent: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it
 
@@ -146,7 +145,7 @@ def start_agent(
         uses_compiler: False: its ranks come to their first step without it.
     """
     global _server
-    imports = [*_AGENT_IMPORTS, COMPILER] if uses_compiler else _AGENT_IMPORTS
+    imports = [*_AGENT_IMPORTS, *([COMPILER] if uses_compiler else []), *([] if is_last else _OF_EVERY_JOB)]
     files = [*descriptors(), *files]
     environment = {**os.environ, **environment, process_env.STARTED: str(STARTED)}
     request = AgentRequest(options=options, arguments=arguments, environment=environment, files=files, imports=imports, is_last=is_last)

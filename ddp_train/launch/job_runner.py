@@ -18,7 +18,7 @@ from ddp_train.system.process_env import is_torchrun_worker
 
 
 class Slot(Protocol):
-    """A place that runs one job of a sweep at a time: the ranks that an agent of ours started, or those that torchrun did.
+    """A place that runs one job of a sweep at a time: on this machine, on an engine, or in the processes that torchrun has started.
 
     Nothing here waits longer than it is told to, so that many slots share one loop.
     """
@@ -57,7 +57,7 @@ class JobRunner(ABC):
 
     @abstractmethod
     def slots(self, folder: Path, count: int) -> Sequence[Slot]:
-        """Return so many slots for the jobs of a sweep, which are run at once; `folder`: for the logs of torch's agents."""
+        """Return so many slots for the jobs of a sweep, which are run at once; `folder`: the sweep's."""
 
     def meet_machines(self, config: RunConfig, *, run: str) -> None:  # noqa: B027  # ranks of an agent meet no machine
         """Meet the other machines of a run. The first one returns, and leads: it claims the folder, and its job is what all run.

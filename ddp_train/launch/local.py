@@ -1,12 +1,21 @@
-"""This machine: one agent, one process per GPU, or two on CPU."""
+"""This machine: one agent for each job, and one process per GPU, or two on CPU."""
+
+import signal
+import time
 
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
-from ddp_train.errors import NO_PROGRESS
-from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, start_agent_and_wait
+from ddp_train.errors import INTERRUPTED, NO_PROGRESS
+from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, start_agent, start_agent_and_wait
 from ddp_train.launch.job import Job
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.run_folder.starts import close_before_start, forget_starts
 from ddp_train.run_folder.verdict import exit_code_after_agent
-from ddp_train.system import process_env
+from ddp_train.system import devices, process_env
+from ddp_train.system.deadline import wait_until
+from ddp_train.system.process import Child
+
+_POLL_S = 0.005
 
 
 def run_on_this_machine(job: Job) -> int:
@@ -25,16 +34,75 @@ def run_on_this_machine(job: Job) -> int:
     return exit_code_after_agent(job.run_folder, _start_ranks_and_wait(job), before=before)
 
 
+class LocalSlot:
+    """A slot of a sweep on this machine: each job has an agent and ranks of its own, which are forked.
+
+    `number`: its place, from 0, among so many slots that share this machine.
+    """
+
+    def __init__(self, number: int, slots: int) -> None:
+        self._number, self._slots = number, slots
+        self._agent: Child | None = None  # of the job at hand
+
+    def start(self, job: Job) -> None:
+        """Begin a job."""
+        environment = _environment(job, slots=self._slots)
+        if self._slots > 1 and devices.resolve_device(job.config.cluster.device) == "cuda":
+            first = self._number * (len(gpus := devices.gpus()) // self._slots)  # each slot has as many
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + processes_of_nodes(job.config.cluster)[0]])
+        self._job, self._started, self._signals = job, time.monotonic(), set[int]()
+        self._agent = start_agent(_options(job), arguments_for(job), environment=environment)
+
+    def poll(self, timeout_s: float) -> int | None:
+        """Return the exit code of the job, or None while it runs; record as its failure that its agent was killed."""
+        assert self._agent is not None
+        agent, run_folder = self._agent, self._job.run_folder
+        if not wait_until(lambda: agent.exit_code() is not None, within_s=timeout_s, every_s=_POLL_S):
+            return None
+        self._agent, code = None, agent.wait()
+        result = run_folder.read_result()
+        if result is not None and result.status in EXIT_CODE_OF_STOP:
+            return EXIT_CODE_OF_STOP[result.status]
+        if -code in self._signals:  # killed by us, or stopped before it could pass the signal on
+            return INTERRUPTED
+        if code < 0 and not run_folder.is_completed():
+            killed = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
+            killed.record(run_folder, seconds=time.monotonic() - self._started)
+        return code if code >= 0 else 128 - code
+
+    def stop(self, number: int) -> None:
+        if self._agent is not None:
+            self._signals.add(number)
+            self._agent.signal(number)
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        if self._agent is not None:
+            self._agent.signal(signal.SIGKILL)
+            self._agent.wait()
+            self._agent = None
+
+
 def arguments_for(job: Job) -> list[str]:
     """Return torchrun's arguments for the agent that runs a job on this machine."""
     cluster = job.config.cluster
-    return agent_arguments(processes_of_nodes(cluster)[0], max_restarts=max_restarts(cluster, {}) if job.is_run else 0)
+    restarts = max_restarts(cluster, {}) if job.is_run and not job.in_sweep else 0  # a sweep starts its jobs again itself
+    return agent_arguments(processes_of_nodes(cluster)[0], max_restarts=restarts)
 
 
 def _start_ranks_and_wait(job: Job) -> int:
-    config, cluster = job.config, job.config.cluster
-    environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
-    run_folder, uses_torch_agent = job.run_folder if job.is_run else None, cluster.agent == "torch"
-    options = AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, uses_torch_agent=uses_torch_agent)
-    environment = {**environment, process_env.JOB: job.to_json()}
-    return start_agent_and_wait(options, arguments_for(job), environment=environment, uses_compiler=config.uses_compiler)
+    uses_compiler = job.config.uses_compiler
+    return start_agent_and_wait(_options(job), arguments_for(job), environment=_environment(job), uses_compiler=uses_compiler)
+
+
+def _options(job: Job) -> AgentOptions:
+    cluster, run_folder = job.config.cluster, job.run_folder if job.is_run else None
+    uses_torch_agent = cluster.agent == "torch"
+    return AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, in_sweep=job.in_sweep, uses_torch_agent=uses_torch_agent)
+
+
+def _environment(job: Job, *, slots: int = 1) -> dict[str, str]:
+    """Return what the environment of a job's ranks has beside this process's own, where so many slots share this machine."""
+    cluster = job.config.cluster
+    environment = rank_environment(processes_of_nodes(cluster)[0] * slots, cluster.threads_per_process)
+    return {**environment, **environment_of(cluster.env), process_env.JOB: job.to_json()}

@@ -1,6 +1,7 @@
 """Who is to blame for an error that ends a rank. It is recorded and shown once, by the rank that knows most of it."""
 
 import logging
+import os
 import re
 import time
 import traceback
@@ -86,7 +87,8 @@ def _wait_for_quiet_exit(job: Job, peers: Peers | None) -> Neighbour | None:
     reaped = 0.0  # since when its exit code is gone: its agent has read it
     while time.monotonic() < deadline and not job.run_folder.failure.exists():
         time.sleep(0.005)
-        gone = peers.dead_neighbour() if peers is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
+        has_member = job.in_sweep and process_env.JOB not in os.environ  # which knows how its rank ended
+        gone = peers.dead_neighbour() if peers is not None and not has_member else None
         if gone is None:
             continue
         exit_code = exit_code_of(gone.pid)

@@ -1,7 +1,7 @@
 """The processes that a torchrun agent started, one per rank: what each of them serves.
 
-For a single run they are the ranks. For a sweep they are `Member`s, and the jobs run in processes forked from them. Where their agent
-knows neither, the command line says it (`command_group`).
+They are the ranks of a job that our agent was given. Where it was given none, as a user's torchrun, the command line says it
+(`command_group`): for a sweep they are `Member`s, and the jobs run in processes forked from them.
 """
 
 import logging
@@ -9,7 +9,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_train.distributed.store import LEAVE_WITHIN_S, Attempt, agree_on_attempt, join_store, leave
@@ -27,7 +26,7 @@ _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may 
 
 
 def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
-    """Serve the one job that `ddp-train` composed, the jobs of its sweep, or else what the command line asks for. Every rank runs this.
+    """Serve the one job that `ddp-train` composed, or else what the command line asks for. Every rank runs this.
 
     `load_cli` imports `cli.main`, which runs the command line (`words`) where rank 0 finds no job in its environment.
     """
@@ -47,10 +46,6 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
     if job is not None:
         job = job if attempt.begins_at is None else job.resumed_at(attempt.begins_at)
         ending = serve_job(job, attempt)
-    elif process_env.GROUP in os.environ:
-        from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without
-
-        ending = Member(attempt).follow() if attempt.rank != 0 else serve(Leader(attempt), Path(os.environ[process_env.GROUP]))
     else:
         from ddp_train.rank import command_group
 

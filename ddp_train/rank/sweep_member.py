@@ -7,15 +7,12 @@ job in the rendezvous store, and the others follow. When one rank fails, every m
 
 import gc
 import importlib
-import json
 import os
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
 from multiprocessing import connection
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -157,21 +154,6 @@ class Leader(Member):
         """Tell the other members that there are no more jobs, and end."""
         self._store.set(f"job/{self._number + 1}", "")
         self.end_rank()
-
-
-def serve(leader: Leader, group: Path) -> Ending:
-    """Run the jobs that the launcher sends through its socket (the member of rank 0)."""
-    with socket.socket(socket.AF_UNIX) as launcher_socket:
-        launcher_socket.connect(str(group / "socket"))
-        for line in launcher_socket.makefile("r"):
-            leader.start(Job.from_json(line))
-            while (exit_code := leader.poll(_POLL_S)) is None:
-                pass
-            launcher_socket.sendall(json.dumps({"exit_code": exit_code, "is_last": leader.is_stopping}).encode() + b"\n")
-            if leader.is_stopping:
-                break
-    leader.leave()
-    return Ending(DONE, was_stopped=leader.is_stopping)
 
 
 def replace_forked_rank() -> NoReturn:

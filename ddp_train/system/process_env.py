@@ -13,7 +13,6 @@ from itertools import chain
 
 PREFIX = "DDP_TRAIN_"  # what all of ours begin with
 JOB = "DDP_TRAIN_JOB"  # for an agent's ranks: the job that was composed for them, as JSON
-GROUP = "DDP_TRAIN_GROUP"  # for the members of a sweep's group: its folder, with `socket`, and `run_folder`, the folder of the current job
 AGENT = "DDP_TRAIN_AGENT"  # for the processes of an agent of ours: its pid. It may be gone when they have imported torch
 NODE = "DDP_TRAIN_NODE"  # for the ranks of a run over several machines: the pid of this machine's node program, which outlives their agents
 FACTS = "DDP_TRAIN_FACTS"  # for a machine's first rank that does not train: the file with its node program's facts; the rank removes it

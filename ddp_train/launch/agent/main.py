@@ -60,7 +60,7 @@ def run_torchrun(options: AgentOptions, arguments: list[str], ranks: Ranks) -> i
     interval = "0.1" if uses_torch_agent else "0.001"  # `elastic` waits itself
     torchrun_args = torchrun.parse_args([f"--signals-to-handle={signals}", f"--monitor-interval={interval}", *arguments])
     node_rank = next((int(part.removeprefix("rank=")) for part in torchrun_args.rdzv_conf.split(",") if part.startswith("rank=")), 0)
-    _quieten(options.log or (options.run_folder.agent_log(node_rank) if options.run_folder is not None else None))
+    _quieten(options.run_folder.agent_log(node_rank) if options.run_folder is not None else None)
     elastic.register_rendezvous()
     is_last = options.restarts == torchrun_args.max_restarts
     failures = FailuresOfAttempt(options, is_last=is_last) if options.is_one_attempt else Failures(options)
@@ -109,7 +109,7 @@ class Failures:
     """Records and shows failures of the ranks of an agent that is alone, and decides on restarts. Made before the ranks are started."""
 
     def __init__(self, options: AgentOptions) -> None:
-        self._group, self._run_folder = options.group, options.run_folder
+        self._in_sweep, self._run_folder = options.in_sweep, options.run_folder
         self._began, self._kills_before = time.monotonic(), oom_kills()
         self._before = None if options.run_folder is None else options.run_folder.read_result()
         self._no_progress: NoProgress | None = None  # why a restart would get no further
@@ -131,11 +131,7 @@ class Failures:
         rank, first = error.get_first_failure()
         run_folder, ran_oom = self._run_folder, ran_out(self._kills_before)
         report = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder, was_out_of_memory=ran_oom)
-        if self._group is not None:  # the launcher shows why the group of the job at hand is gone
-            job = self._group / "run_folder"
-            if not (folder_of_job := RunFolder(Path(job.read_text()))).is_completed():
-                report.record(folder_of_job, seconds=time.time() - job.stat().st_mtime)
-        elif self._has_ended():
+        if self._has_ended():
             print(f"{report.who} died after the run had ended: {report.message}", file=sys.stderr, flush=True)
         elif run_folder is not None:
             others = {other: each.pid for other, each in error.failures.items() if other != rank}
@@ -147,7 +143,10 @@ class Failures:
         return _code(error.failures)
 
     def _end_run(self, run_folder: RunFolder, report: failure.Failure) -> None:
-        """Record and show the failure of a run, and why it gets nowhere, if so."""
+        """Record and show the failure of a run, and why it gets nowhere, if so; in a sweep only record it."""
+        if self._in_sweep:
+            report.record(run_folder, seconds=time.monotonic() - self._began)
+            return
         if self._no_progress is None:
             if report.record(run_folder, seconds=time.monotonic() - self._began):
                 _show(report, run_folder)
