@@ -87,7 +87,7 @@ def _wait_for_quiet_exit(job: Job, peers: Peers | None) -> Neighbour | None:
     reaped = 0.0  # since when its exit code is gone: its agent has read it
     while time.monotonic() < deadline and not job.run_folder.failure.exists():
         time.sleep(0.005)
-        has_member = job.in_sweep and process_env.JOB not in os.environ  # which knows how its rank ended
+        has_member = process_env.PLACE in os.environ  # which knows how its rank ended
         gone = peers.dead_neighbour() if peers is not None and not has_member else None
         if gone is None:
             continue

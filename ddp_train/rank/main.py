@@ -33,10 +33,11 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
-    if process_env.FRESH_RANK in os.environ:
-        from ddp_train.rank.sweep_member import replace_forked_rank
+    if process_env.PLACE in os.environ:
+        from ddp_train.rank.sweep_member import work_for_member
 
-        replace_forked_rank()
+        work_for_member()
+        return DONE
     job = Job.from_json(os.environ[process_env.JOB]) if process_env.JOB in os.environ else None
     try:
         attempt = _meet_ranks(job)

@@ -11,25 +11,27 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
-from multiprocessing import connection
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
-from ddp_train.distributed.store import Attempt, join_store_again, wait_for
+from ddp_train.distributed.store import Attempt, join_store_again, leave, wait_for
 from ddp_train.errors import DONE, FAILED
+from ddp_train.launch.agent_process import RankRequest
 from ddp_train.launch.job import Job
-from ddp_train.rank.forked import has_used_gpu
+from ddp_train.rank.forked import setup_forked_rank
 from ddp_train.rank.rank import Ending, work_as_rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status
 from ddp_train.system import process_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.folder_lock import unlock_all
-from ddp_train.system.process import STOP_SIGNALS, exit_at_once, fork, oom_kills, ran_out
+from ddp_train.system.process import STOP_SIGNALS, Child, exit_at_once, fork, oom_kills, ran_out
 
 _FRESH = "this rank needed a new interpreter, which took some seconds, because a module of yours uses CUDA when it is imported"
+_IMPORTED_IN = os.getpid()  # of a fork the member
 _POLL_S = 0.1
+_LOOKS_EVERY_S = 0.005
 _DIES_WITHIN_S = 5.0
 _REPORT_WITHIN_S = 1.0
 
@@ -39,7 +41,7 @@ class Member:
 
     def __init__(self, attempt: Attempt) -> None:
         self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, attempt.rank, attempt.size
-        self._child: _Child | None = None
+        self._child: Child | None = None  # the rank
         self._number = 0  # of the job at hand
         self._status: Status | None = None  # of this rank at its end
         self.is_stopping = False
@@ -65,21 +67,24 @@ class Member:
         self._started = time.monotonic()
         self.end_rank()
         self._oom_kills = oom_kills()
-        self._child = _Child(job, f"{self._prefix}/ranks_{self._number}")
+        place = f"{self._prefix}/ranks_{self._number}"
+        self._child = fork(partial(_become_rank, job, place))
+        self._place = join_store_again(place)
         for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
             if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `stop` is called
                 signal.signal(number, self.stop)
-        self._store.set(f"{self._key}/pid/{self._rank}", str(self._child.process.pid))
+        self._store.set(f"{self._key}/pid/{self._rank}", str(self._child.pid))
 
     def poll_rank(self, timeout_s: float) -> Status | None:
         """Return how this rank's part of the job has ended, or None when it runs still."""
         if self._status is not None:
             return self._status
-        assert self._child is not None
-        status = self._child.poll(timeout_s)
-        if status is None and self._child.process.exit_code() is not None:
-            status = self._report_death()
-        elif status is None and self._store.check([f"{self._key}/failed"]):  # on another rank: this one waits for it in vain
+        child, status = self._child, None
+        assert child is not None
+        if wait_until(lambda: child.exit_code() is not None, within_s=timeout_s, every_s=_LOOKS_EVERY_S):
+            key = f"ended/{self._rank}"
+            status = Status(self._place.get(key).decode()) if self._place.check([key]) else self._report_death(child)
+        elif self._store.check([f"{self._key}/failed"]):  # on another rank: this one waits for it in vain
             status = Status.FAILED
         if status is None:
             return None
@@ -94,14 +99,15 @@ class Member:
         return status
 
     def end_rank(self, *, at_once: bool = False) -> None:
-        if self._child is not None:
-            self._child.end(at_once=at_once)
+        if (child := self._child) is not None:
+            wait_until(lambda: child.exit_code() is not None, within_s=0.0 if at_once else _DIES_WITHIN_S, every_s=_LOOKS_EVERY_S)
+            child.signal(signal.SIGKILL)
+            child.wait()
             self._child = None
 
-    def _report_death(self) -> Status:
+    def _report_death(self, child: Child) -> Status:
         """Say what a rank died of that could not say it itself, and what the others were doing."""
-        assert self._child is not None
-        exit_code = self._child.process.wait()
+        exit_code = child.wait()
         run_folder = Job.from_json(self._job).run_folder
 
         def stopped() -> Status | None:
@@ -116,8 +122,8 @@ class Member:
             time.sleep(_REPORT_WITHIN_S)  # the others find their connection broken, and log what they were doing
             pid_keys = {rank: f"{self._key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
             pids = {rank: int(self._store.get(key)) for rank, key in pid_keys.items() if self._store.check([key])}
-            pid, is_oom = self._child.process.pid, ran_out(self._oom_kills)
-            report = failure.from_exit(rank=self._rank, pid=pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=is_oom)
+            is_oom = ran_out(self._oom_kills)
+            report = failure.from_exit(rank=self._rank, pid=child.pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=is_oom)
             report.with_others(failure.last_activities(run_folder, pids)).record(run_folder, seconds=time.monotonic() - self._started)
         return Status.FAILED
 
@@ -125,7 +131,7 @@ class Member:
         """Take a stop signal: the rank saves and ends, and this member with it. SIGKILL ends the rank at once; the others notice."""
         self.is_stopping = True
         if self._child is not None:
-            self._child.process.signal(number)
+            self._child.signal(number)
 
 
 class Leader(Member):
@@ -156,55 +162,20 @@ class Leader(Member):
         self.end_rank()
 
 
-def replace_forked_rank() -> NoReturn:
-    """Be the rank of a job in a fresh interpreter, which has taken the place of a forked process."""
-    descriptor, _, place = os.environ.pop(process_env.FRESH_RANK).partition(" ")
-    os.set_inheritable(int(descriptor), False)
-    _be_rank_of_job(connection.Connection(int(descriptor)), place, remark=_FRESH)
-
-
-def _be_rank_of_job(member: connection.Connection, place: str, *, remark: str | None = None) -> NoReturn:
-    """Run the job that comes through a pipe, answer with how it ended, and stay until the member knows that all ranks are through."""
-    job = Job.from_json(member.recv_bytes().decode())
-    status = work_as_rank(job, join_store_again(place), process_env.rank(), process_env.world_size(), remark=remark)
-    member.send_bytes(status.encode())
-    with suppress(EOFError):
-        member.recv_bytes()
+def _become_rank(job: str, place: str) -> NoReturn:
+    """Be the rank of a job, in a forked process; or a fresh interpreter, where a module of the user's has used CUDA in the member."""
+    unlock_all()  # the folders are the member's, whose life is longer
+    environment = {process_env.JOB: job, process_env.PLACE: place}
+    setup_forked_rank(RankRequest(words=sys.argv[1:], environment=environment, stdout="", stderr=""))
+    work_for_member()
     exit_at_once(DONE)
 
 
-class _Child:
-    """The process that is the rank: forked, so that it starts with torch imported.
-
-    The member of rank 0 under torchrun has composed the job, and imported the user's modules for it. Where one of them has touched CUDA,
-    what is forked cannot: a fresh interpreter takes its place.
-    """
-
-    def __init__(self, job: str, place: str) -> None:
-        self._connection, far_end = connection.Pipe()
-
-        def become_rank() -> NoReturn:
-            self._connection.close()
-            unlock_all()  # the folders are the member's, whose life is longer
-            if has_used_gpu():
-                os.set_inheritable(far_end.fileno(), True)
-                environment = {**os.environ, process_env.FRESH_RANK: f"{far_end.fileno()} {place}"}
-                os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member
-            _be_rank_of_job(far_end, place)
-
-        self.process = fork(become_rank)
-        far_end.close()
-        with suppress(ConnectionError):  # it has died already; the next poll says so
-            self._connection.send_bytes(job.encode())
-
-    def poll(self, timeout_s: float) -> Status | None:
-        try:
-            return Status(self._connection.recv_bytes().decode()) if self._connection.poll(timeout_s) else None
-        except (EOFError, ConnectionError):
-            return None
-
-    def end(self, *, at_once: bool) -> None:
-        self._connection.close()  # an idle rank leaves by itself
-        wait_until(lambda: self.process.exit_code() is not None, within_s=0.0 if at_once else _DIES_WITHIN_S, every_s=0.005)
-        self.process.signal(signal.SIGKILL)
-        self.process.wait()
+def work_for_member() -> None:
+    """Be the rank of the job that a member has put into this process's environment, and tell it how that ended."""
+    store, rank, size = join_store_again(os.environ[process_env.PLACE]), process_env.rank(), process_env.world_size()
+    is_forked = os.getpid() != _IMPORTED_IN
+    status = work_as_rank(Job.from_json(os.environ[process_env.JOB]), store, rank, size, remark=None if is_forked else _FRESH)
+    store.set(f"ended/{rank}", status)
+    if status not in EXIT_CODE_OF_STOP:
+        leave(store, rank, size)
