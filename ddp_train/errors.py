@@ -4,7 +4,7 @@ Lowest layer: everything may raise these. They are shown without a traceback, be
 """
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 DONE = 0
@@ -111,9 +111,10 @@ def one_line(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[:most]}..."
 
 
-def join_few(texts: list[str], most: int = 8) -> str:
-    """Return the first texts of a list, and dots for the others."""
-    return ", ".join(texts if len(texts) <= most else [*texts[:most], "..."])
+def join_few(texts: Sequence[str], most: int = 8) -> str:
+    """Return the first texts, and how many others there are: `a, b and 3 more`."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def plural(number: int, noun: str) -> str:

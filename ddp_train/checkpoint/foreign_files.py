@@ -22,6 +22,7 @@ from torch import Tensor
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.codec import DTYPES
 from ddp_train.checkpoint.foreign_form import refuse, require_archive, require_regular
+from ddp_train.errors import join_few
 
 _NESTED = ("state_dict", "model", "model_state_dict")  # the last as in torch's tutorial
 _DATA = "data.pkl"
@@ -57,7 +58,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not weights:
         refuse(path, f"holds a {type(weights).__name__}")
     if others := [str(name) for name, value in weights.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
-        refuse(path, f"holds objects that are not tensors: {', '.join(others[:8])}")
+        refuse(path, f"holds objects that are not tensors: {join_few(others)}")
     return weights
 
 

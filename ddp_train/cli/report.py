@@ -7,7 +7,7 @@ from ddp_train.archive.index import find
 from ddp_train.archive.report.figures import write_figures
 from ddp_train.archive.report.page import collect, page
 from ddp_train.cli.saved_run import parse_words, run_of
-from ddp_train.errors import DONE, ConfigError, plural
+from ddp_train.errors import DONE, ConfigError, join_few, plural
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.result import Status
@@ -33,7 +33,7 @@ def report(arguments: list[str], runner: JobRunner) -> int:
         or ("report.html" if len(words) > 1 else Path(words[0] if Path(words[0]).is_dir() else folders[0], "report.html"))
     )
     names = ["/".join(folder.absolute().parts[-2:]) for folder in folders]
-    title = ", ".join(names) if len(names) < 4 else f"{len(names)} runs: {', '.join(names[:2])} and {len(names) - 2} more"
+    title = join_few(names, 3) if len(names) < 4 else f"{len(names)} runs: {join_few(names, 2)}"
     goes_on = True
     while goes_on:
         if not (shown := collect(folders)):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddp_train import FOLDER
-from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.errors import ConfigError, EnvironmentRefuses, join_few
 from ddp_train.run_folder.paths import SWEEP_FILE
 from ddp_train.system.files import earlier_copy, write_atomic
 from ddp_train.system.folder_lock import HOLDER
@@ -105,8 +105,7 @@ def require_unchanged(code: Code) -> None:
     except OSError:
         submitted = set()
     names = sorted({line.partition("  ")[2] for line in submitted ^ set(listing.splitlines())}) if submitted else ["unknown files"]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    happened = f"the run's code on {host} is not what was submitted: {', '.join(names[:3])}{more} in {folder}"
+    happened = f"the run's code on {host} is not what was submitted: {join_few(names, 3)} in {folder}"
     fix = f"run `ddp-train resume {folder.parents[1]}` in the folder of your source, which makes a new copy"
     raise EnvironmentRefuses(happened=happened, expected="an unchanged copy", fix=fix)
 

@@ -34,7 +34,7 @@ from ddp_train.checkpoint.manifest import read_manifest
 from ddp_train.checkpoint.read import SavedPart
 from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone
-from ddp_train.errors import ConfigError, UserError
+from ddp_train.errors import ConfigError, UserError, join_few
 from ddp_train.interfaces.batch import batch_size, describe, tensors_of
 from ddp_train.system.files import appears_whole
 from ddp_train.training.build.build import build_evaluation
@@ -87,7 +87,7 @@ def _write_tensors(
 
 def _require_tensors(format: str, others: list[str]) -> None:
     if others:
-        happened = f"{format} cannot hold {', '.join(others[:8])}"
+        happened = f"{format} cannot hold {join_few(others)}"
         raise UserError(key="--format", happened=happened, expected="tensors of its types and nothing else", fix="--format=pt")
 
 

@@ -3,7 +3,7 @@
 init_from=RUN  init_from=RUN/checkpoints/best  init_from=FILE.safetensors  init_from=FILE.ckpt  '+init_from_keys={module.:""}'
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,14 +14,12 @@ from ddp_train.checkpoint.foreign_files import read_pickled, read_safetensors
 from ddp_train.checkpoint.foreign_form import require_known_form
 from ddp_train.checkpoint.read import damage_of
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, UserError
+from ddp_train.errors import ConfigError, UserError, join_few
 from ddp_train.interfaces.batch import describe
 from ddp_train.interfaces.parameters import plain_name
 from ddp_train.interfaces.strategy import is_sharded, local_rows, shard_like
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.state.weights import read_weights
-
-_MAX_KEYS = 8  # names of each kind in one message
 
 
 def load_initial_weights(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, str], is_strict: bool) -> list[str]:
@@ -63,7 +61,7 @@ def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: 
         "another shape": [_compare(name, weights, wanted) for name in shared if weights[name].shape != wanted[name].shape],
         "another type": [_compare(name, weights, wanted) for name in shared if not _can_cast(weights[name], wanted[name])],
     }
-    listed = [f"    {kind:<14} {_shorten(names)}" for kind, names in wrong.items() if names]
+    listed = [f"    {kind:<14} {join_few(names)}" for kind, names in wrong.items() if names]
     fitting = [name for name in shared if weights[name].shape == wanted[name].shape and _can_cast(weights[name], wanted[name])]
     if (listed and is_strict) or not fitting:
         raise ConfigError(
@@ -76,7 +74,7 @@ def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: 
     cast = [_compare(name, weights, wanted) for name in fitting if weights[name].dtype != wanted[name].dtype]
     return {name: weights[name] for name in fitting}, [
         f"weights  {len(fitting)} of {len(wanted)} tensors from {source}",
-        *([f"    cast           {_shorten(cast)}"] if cast else []),
+        *([f"    cast           {join_few(cast)}"] if cast else []),
         *listed,
     ]
 
@@ -124,7 +122,3 @@ def _can_cast(source: Tensor, target: Tensor) -> bool:
 
 def _compare(name: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
     return f"{name} ({describe(weights[name])} -> {describe(wanted[name])})"
-
-
-def _shorten(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MAX_KEYS]) + (f" and {len(names) - _MAX_KEYS} more" if len(names) > _MAX_KEYS else "")
