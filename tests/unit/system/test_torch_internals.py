@@ -75,7 +75,12 @@ def test_every_private_name_of_torch_stands_in_the_table() -> None:
 
 def test_every_private_attribute_of_a_foreign_object_is_known() -> None:
     trees = {file: ast.parse(text) for file in FOLDER.rglob("*.py") if "torch" in (text := file.read_text())}
-    own = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own = {
+        node.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
     known = {part for name in INTERNALS for part in name.split(".")} | own | _OF_OTHERS
     used = {
         f"{file.relative_to(FOLDER)}: {ast.unparse(node)}": node.attr
