@@ -110,7 +110,7 @@ class Profiler:
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
         self._steps_since_request = 0
         self._window = self._plan(kind, 1, request.steps or self._config.steps, ranks)
-        self._hooks.before_step.append(self.begin_step)
+        self._hooks.add_before_step(self.begin_step)
         steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
         self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.as_typed()}/profile")
 
@@ -170,9 +170,7 @@ class Profiler:
 
     def _reset(self) -> None:
         self._marks.end()
-        if self._window is not None:
-            # Another list: where a window ends in a step, the loop is going through the old one. Off it, a step does not call us at all.
-            self._hooks.before_step = [hook for hook in self._hooks.before_step if hook != self.begin_step]
+        self._hooks.remove_before_step(self.begin_step)
         self._recording = self._window = None
 
 

@@ -69,6 +69,8 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
 def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
     """Yield what each feature hangs on the loop. On a point they are called in this order."""
     components, world, scheduler = trainer.components, trainer.world, trainer.components.scheduler
+    time_record = TimeRecord(trainer)
+    yield Hooks(when_steps_begin=[time_record.begin])  # first, and its end after that of callbacks: both are in its time
     yield _before_first_step(trainer, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):
         yield _count_epochs(trainer, scheduler)
@@ -102,7 +104,7 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
         yield Hooks(after_evaluation=[lambda metrics: scheduler.follow(world.from_main(lambda: metrics))])
     yield Hooks(at_record=[partial(_add_values, trainer)])
-    yield TimeRecord(trainer).hooks()  # after callbacks, whose end is in its time
+    yield Hooks(add_to_reduction=[time_record.add_to], at_record=[time_record.record], at_end=[time_record.end])
     yield Hooks(after_first_step=[lambda: memory.print_memory_use(components, world)])
 
 
@@ -173,7 +175,7 @@ def _add_values(trainer: Trainer, values: dict[str, float], reading: Reading) ->
     values |= {f"samples/{name}": count for name, count in loader.samples_by_source(trainer.state.samples).items()}
     values |= components.compiled.values() if components.compiled else {}
     if loader.skips_bad_samples:
-        values["skipped_samples"] = int(reading.sums["skipped"][0])
+        values["skipped_samples"] = reading.skipped_samples
     if trainer.train_step.guard.skips_steps:
         values["skipped_steps"] = trainer.window.skipped_steps
     values |= trainer.window.turn_means(reading)

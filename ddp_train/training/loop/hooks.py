@@ -35,7 +35,6 @@ class Hooks:
 
     before_first_step: list[Callable[[MicroBatch], object]] = field(default_factory=list)  # gets its first micro-batch
     wrap_micro_batches: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)  # once; after the loader
-    before_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # before all of the next point
     when_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # again after a rewind
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
@@ -51,6 +50,13 @@ class Hooks:
         """Hang what a feature has on the same points, behind what hangs there already."""
         for point in fields(self):
             getattr(self, point.name).extend(getattr(feature, point.name))
+
+    def add_before_step(self, hook: Callable[[int], None]) -> None:
+        """Call a hook before each step from now on; it may be added and removed while the loop is going through the others."""
+        self.before_step = [*self.before_step, hook]
+
+    def remove_before_step(self, hook: Callable[[int], None]) -> None:
+        self.before_step = [other for other in self.before_step if other != hook]
 
 
 class Agreed(NamedTuple):

@@ -27,7 +27,6 @@ from ddp_train.distributed.store import round_trip_s
 from ddp_train.run_folder.result import Status
 from ddp_train.system import process_env
 from ddp_train.system.phase import PART_OF_PHASE, Part, Phase
-from ddp_train.training.loop.hooks import Hooks
 from ddp_train.training.loop.train_step import Mark
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record.log_window import Reading
@@ -145,9 +144,6 @@ class TimeRecord:
         self._began = self._taken = self._written = 0.0  # by the monotonic clock: the first line, the last reading, the last line
         self._written_step, self._written_totals = 0, np.zeros(())
 
-    def hooks(self) -> Hooks:
-        return Hooks(before_steps_begin=[self.begin], add_to_reduction=[self.add_to], at_record=[self.record], at_end=[self.end])
-
     def begin(self) -> None:
         """Called before the first step, and after a rewind. Collective."""
         state = self._trainer.state
@@ -172,11 +168,11 @@ class TimeRecord:
         self._taken = time.monotonic()
         rows = np.zeros((self._world.size, len(Part) + 1))
         rows[self._world.rank] = [*self.split.seconds().values(), self._round_trip]
-        reduction.add("time", rows.ravel().tolist())
+        self._rows = reduction.add(rows.ravel().tolist())
 
     def record(self, values: dict[str, float], reading: Reading) -> None:
         """Write a line where one is due, and report what the rows of all ranks show."""
-        totals, round_trips = self._rows_of(reading.sums)
+        totals, round_trips = self._summed_rows()
         if self._taken - self._written >= (self._taken - self._began) / _LINES * max(1.0, len(totals) / _RANKS_OF_LINES):
             self._write(totals, self._trainer.state.step)
         known = {rank: round_trips[rank] for rank in self._first_ranks}
@@ -210,16 +206,17 @@ class TimeRecord:
             assert self._world.store is not None
             self._round_trip = round_trip_s(self._world.store)
 
-    def _rows_of(self, sums: dict[str, list[float]]) -> tuple[Table, list[float]]:
-        """Return the seconds of all ranks in each part since the first step, and those of their round trips."""
-        table = np.array(sums["time"]).reshape(self._world.size, -1)
+    def _summed_rows(self) -> tuple[Table, list[float]]:
+        """Return the seconds of all ranks in each part since the first step, and those of their round trips, after a reduction."""
+        table = np.array(self._rows.sums).reshape(self._world.size, -1)
         return table[:, :-1], table[:, -1].tolist()
 
     def _write_rest(self, step: int) -> None:
         """Write what no line has yet. Collective."""
         reduction = Reduction(self._world)
         self.add_to(reduction)
-        self._write(self._rows_of(reduction.sum())[0], step)
+        reduction.sum()
+        self._write(self._summed_rows()[0], step)
 
     def _write(self, totals: Table, step: int) -> None:
         """Write the time since the line before: where records are many, a line takes several."""
@@ -228,9 +225,6 @@ class TimeRecord:
             for row in totals - self._written_totals
         ]
         taken = time.time() - (time.monotonic() - self._taken)
-        line: dict[str, Any] = {"step": step, "time": round(taken, 3), "seconds": round(self._taken - self._written, 6)}
-        line |= {"steps": step - self._written_step, "ranks": rows}
-        self._services.records.write_times(line)
-        self._written = self._taken
-        self._written_step = step
-        self._written_totals = totals
+        line = {"step": step, "time": round(taken, 3), "seconds": round(self._taken - self._written, 6), "steps": step - self._written_step}
+        self._services.records.write_times({**line, "ranks": rows})
+        self._written, self._written_step, self._written_totals = self._taken, step, totals

@@ -125,7 +125,7 @@ class Trainer:
         self.components.trained_module.train()
         self.train_step.begin_window()
         self.logged.go_on_from(self.state.window)
-        for begin in [*self.hooks.before_steps_begin, *self.hooks.when_steps_begin]:
+        for begin in self.hooks.when_steps_begin:
             begin()
 
     def _finish_step(self, batch: GlobalBatch, *, is_judged: bool) -> bool:
@@ -185,8 +185,8 @@ class Trainer:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
         components, window, hooks = self.components, self.window, self.hooks
         reduction = Reduction(self.world)
-        reduction.add("memory", components.throughput.memory())
-        reduction.add("requests", [request.is_made() for request in hooks.requests])
+        memory = reduction.add(components.throughput.memory())
+        requests = reduction.add([request.is_made() for request in hooks.requests])
         for add_to_reduction in hooks.add_to_reduction:
             add_to_reduction(reduction)
         self.logged.add_to(reduction)
@@ -203,11 +203,11 @@ class Trainer:
             "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
         }
         num_units = reading.num_units[-window.steps :]  # by this process, whose clock it is
-        values |= components.throughput.values(samples=window.samples, num_units=num_units, seconds=elapsed, memory=reading.sums["memory"])
+        values |= components.throughput.values(samples=window.samples, num_units=num_units, seconds=elapsed, memory=memory.sums)
         for add_to in hooks.at_record:
             add_to(values, reading)
-        self._write("train", values | self.logged.reduce_and_reset(reading.sums, self.world))
-        for request, num_ranks in zip(hooks.requests, reading.sums["requests"], strict=True):
+        self._write("train", values | self.logged.reduce_and_reset(self.world))
+        for request, num_ranks in zip(hooks.requests, requests.sums, strict=True):
             if num_ranks:
                 request.carry_out(self.state.step)
         window.reset()

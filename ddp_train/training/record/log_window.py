@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_train.training.record.logged import Logged, Reduction, loss_of
+from ddp_train.training.record.logged import Group, Logged, Reduction, loss_of
 from ddp_train.training.train_state import WindowSums
 
 _INITIAL_STEPS = 64  # capacity; it doubles when it is full
@@ -29,7 +29,8 @@ class Reading:
     num_units: list[float]  # of each step's global batch: samples or tokens, by which its loss is divided
     norms: list[float]  # gradient norms of the steps not judged yet, root mean square over the ranks; [] where no step depends on its norm
     grad_norm: float | None = None  # of the newest step
-    sums: dict[str, list[float]] = field(default_factory=dict)  # over all ranks, of every group of the reduction
+    turn_totals: dict[str, list[float]] = field(default_factory=dict)  # of each turn: its part of `totals`
+    skipped_samples: int = 0
 
 
 class LogWindow:
@@ -105,32 +106,28 @@ class LogWindow:
         """
         world = reduction.world
         num_steps = len(self._num_units)
-        reduction.add("skipped", [self._skipped])
-        reduction.add_tensors("losses", [self._losses.values[:num_steps]])
-        for turn, losses in self._turn_losses.items():
-            reduction.add_tensors(loss_of(turn), [losses.values[:num_steps]])
-        if on_device := [number for number in self._num_units if isinstance(number, Tensor)]:
-            stacked = torch.stack(on_device)
-            is_counted = self._units_are_per_rank or world.is_main  # else all ranks have the same numbers: rank 0's count
-            reduction.add_tensors("num_units", [stacked if is_counted else torch.zeros_like(stacked)])
-        if self._norms:
-            reduction.add_tensors("norms", [torch.stack(self._norms).double().square()])
-        if grad_norm is not None:
-            reduction.add_tensors("grad_norm", [grad_norm.double().square()])
-        reduced = reduction.sum()
+        skipped = reduction.add([self._skipped])
+        losses = reduction.add_tensors([self._losses.values[:num_steps]])
+        turn_losses = {turn: reduction.add_tensors([column.values[:num_steps]]) for turn, column in self._turn_losses.items()}
+        on_device = [number for number in self._num_units if isinstance(number, Tensor)]
+        stacked = [torch.stack(on_device)] if on_device else []
+        is_counted = self._units_are_per_rank or world.is_main  # else all ranks have the same numbers: rank 0's count
+        units_on_device = reduction.add_tensors(stacked if is_counted else map(torch.zeros_like, stacked))
+        squares = reduction.add_tensors([torch.stack(self._norms).double().square()] if self._norms else [])
+        newest_square = reduction.add_tensors([] if grad_norm is None else [grad_norm.double().square()])
+        reduction.sum()
 
-        def over_ranks(name: str) -> list[float]:
-            """Return root mean squares over the ranks: of equal norms, the norm."""
-            return [math.sqrt(square / world.size) for square in reduced.get(name, ())]
+        def over_ranks(squares: Group) -> list[float]:
+            return [math.sqrt(square / world.size) for square in squares.sums]  # root mean squares: of equal norms, the norm
 
-        of_tensors = iter(reduced.get("num_units", ()))
-        num_units = [next(of_tensors) if isinstance(number, Tensor) else float(number) for number in self._num_units]
+        of_tensors = iter(units_on_device.sums)
         return Reading(
-            totals=reduced["losses"],
-            num_units=num_units,
-            norms=over_ranks("norms"),
-            grad_norm=next(iter(over_ranks("grad_norm")), None),
-            sums=reduced,
+            totals=losses.sums,
+            num_units=[next(of_tensors) if isinstance(number, Tensor) else float(number) for number in self._num_units],
+            norms=over_ranks(squares),
+            grad_norm=next(iter(over_ranks(newest_square)), None),
+            turn_totals={turn: group.sums for turn, group in turn_losses.items()},
+            skipped_samples=int(skipped.sums[0]),
         )
 
     def turns_of(self, index: int) -> str:
@@ -141,7 +138,7 @@ class LogWindow:
         """Return the mean loss of each turn, as `loss_<turn>`, over the counted steps that took it. Other turns are left out."""
         means = {}
         for turn in self._turn_losses:
-            totals = reading.sums[loss_of(turn)]
+            totals = reading.turn_totals[turn]
             steps = [index for index, turns in enumerate(self._turns_of_steps) if turn in turns and self._num_units[index]]
             if steps:
                 means[loss_of(turn)] = sum(totals[index] for index in steps) / sum(float(self._num_units[index]) for index in steps)

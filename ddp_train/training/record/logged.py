@@ -8,7 +8,7 @@ names, the ranks gather them, and reduce their sums once by themselves.
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from numbers import Real
 from typing import Any
@@ -25,33 +25,40 @@ _RESERVED = ("loss", "lr", "grad_norm", "skipped_samples", "skipped_steps", *thr
 _NEVER_LOGGED: Sequence[float] = (0.0, 0.0, 0)
 
 
+class Group:
+    """Some numbers of a reduction: what `add` returns, and where their sums are found."""
+
+    sums: list[float]  # over all ranks; set by `Reduction.sum`
+
+
 class Reduction:
-    """Named groups of this rank's numbers, to be summed together. Every rank adds the same groups in the same order, as long as its own."""
+    """Groups of this rank's numbers, to be summed together. Every rank adds the same groups in the same order, as long as its own."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._numbers: dict[str, list[float]] = {}
-        self._tensors: dict[str, list[Tensor]] = {}
+        self._numbers: list[tuple[Group, list[float]]] = []
+        self._tensors: list[tuple[Group, list[Tensor]]] = []
 
-    def add(self, name: str, numbers: Iterable[float]) -> None:
+    def add(self, numbers: Iterable[float]) -> Group:
         """Add a group of the host's numbers, which go to the device together."""
-        assert name not in self._numbers and name not in self._tensors
-        self._numbers[name] = [*numbers]
+        self._numbers.append((group := Group(), [*numbers]))
+        return group
 
-    def add_tensors(self, name: str, tensors: Iterable[float | Tensor]) -> None:
+    def add_tensors(self, tensors: Iterable[float | Tensor]) -> Group:
         """Add a group of numbers that are on the device; others among them are sent there, one by one."""
-        assert name not in self._numbers and name not in self._tensors
         sent = (torch.as_tensor(tensor, dtype=torch.float64).to(self.world.device, non_blocking=True) for tensor in tensors)
-        self._tensors[name] = [tensor.flatten() for tensor in sent]
+        self._tensors.append((group := Group(), [tensor.flatten() for tensor in sent]))
+        return group
 
-    def sum(self) -> dict[str, list[float]]:
-        """Return the sums of each group over all ranks: one reduction, one read of the device. Collective."""
-        numbers = torch.tensor([*chain.from_iterable(self._numbers.values())], dtype=torch.float64)
+    def sum(self) -> None:
+        """Give each group its sums over all ranks: one reduction, one read of the device. Collective."""
+        numbers = torch.tensor([number for _, numbers in self._numbers for number in numbers], dtype=torch.float64)
         sent = numbers.to(self.world.device, non_blocking=True)
-        sums = iter(self.world.sum(torch.cat([sent, *chain.from_iterable(self._tensors.values())])).tolist())
-        lengths = {name: len(group) for name, group in self._numbers.items()}
-        lengths |= {name: sum(map(len, group)) for name, group in self._tensors.items()}
-        return {name: [*islice(sums, length)] for name, length in lengths.items()}
+        sums = iter(self.world.sum(torch.cat([sent, *(tensor for _, tensors in self._tensors for tensor in tensors)])).tolist())
+        for group, numbers_of_group in self._numbers:
+            group.sums = [*islice(sums, len(numbers_of_group))]
+        for group, tensors in self._tensors:
+            group.sums = [*islice(sums, sum(map(len, tensors)))]
 
 
 class Logged:
@@ -85,34 +92,30 @@ class Logged:
 
     def add_to(self, reduction: Reduction) -> None:
         """Add what `reduce_and_reset` needs the sums of."""
-        reduction.add("new_names", [len(self._new_names())])
-        reduction.add("end_requests", [self.end_request is not None])
-        self._add_sums(reduction, self._state.logged_names)
+        self._num_new_names = reduction.add([len(self._new_names())])
+        self._num_end_requests = reduction.add([self.end_request is not None])
+        self._groups = self._add_sums(reduction, self._state.logged_names)
 
-    def _add_sums(self, reduction: Reduction, names: Sequence[str]) -> None:
+    def _add_sums(self, reduction: Reduction, names: Sequence[str]) -> dict[str, tuple[Group, Group]]:
+        """Return two groups for each name: the total with its count, and the calls."""
+        groups = {}
         for name in names:
             total, count, calls = self._sums.get(name, _NEVER_LOGGED)
-            reduction.add_tensors(f"logged/{name}", [total, count])
-            reduction.add(f"calls/{name}", [float(calls)])
+            groups[name] = reduction.add_tensors([total, count]), reduction.add([float(calls)])
+        return groups
 
-    def reduce_and_reset(self, sums: Mapping[str, list[float]], world: World) -> dict[str, float]:
-        """Return the means, from the sums over all ranks; note an early end that is requested; begin anew. Collective."""
-        names = self._state.logged_names
-        if any(sums["new_names"]):
-            new = sorted(set(chain.from_iterable(world.gather(self._new_names()))))
+    def reduce_and_reset(self, world: World) -> dict[str, float]:
+        """Return the means, after the reduction of `add_to`; note an early end that is requested; begin anew. Collective."""
+        if any(self._num_new_names.sums):
             reduction = Reduction(world)
-            self._add_sums(reduction, new)
-            sums = {**sums, **reduction.sum()}
-            self._state.logged_names = names = [*names, *new]
-        if any(sums["end_requests"]):
+            self._groups |= self._add_sums(reduction, sorted(set(chain.from_iterable(world.gather(self._new_names())))))
+            reduction.sum()
+            self._state.logged_names = [*self._groups]
+        if any(self._num_end_requests.sums):
             self.agree(world)
         self._sums = {}
-        means = {}
-        for name in names:
-            total, count = sums[f"logged/{name}"]
-            if any(sums[f"calls/{name}"]):
-                means[name] = total / count if count else math.nan
-        return means
+        sums = {name: total_and_count.sums for name, (total_and_count, calls) in self._groups.items() if any(calls.sums)}
+        return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
 
     def agree(self, world: World) -> None:
         """End the run if a callback of any rank has requested it: the first rank's reason counts. Collective."""

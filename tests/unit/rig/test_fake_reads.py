@@ -104,7 +104,7 @@ def record() -> None:
         logged.add_to(reduction)
         reading = window.read(reduction, torch.empty((), device=CUDA))
         assert len(reading.totals) == len(reading.num_units) == 5
-        logged.reduce_and_reset(reading.sums, ON_A_GPU)
+        logged.reduce_and_reset(ON_A_GPU)
     assert len(found) == 1, "the device is read once"
 
 

@@ -47,7 +47,7 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
         window.mark_judged(readings[-1].num_units, skipped=[148, 149])
     assert readings[0] == readings[1] == readings[2]
     assert readings[0].totals == [float(step) for step in range(150)]
-    assert readings[0].sums["loss_first"] == [2.0 * step for step in range(150)]
+    assert readings[0].turn_totals["first"] == [2.0 * step for step in range(150)]
     new.reset()
     assert new.to_saved() == WindowSums(turns={"first": []})
 
