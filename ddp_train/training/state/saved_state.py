@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from ddp_train.checkpoint.codec import Leaf
-from ddp_train.checkpoint.layout import ALIKE, OF_RANK_0
+from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
 from ddp_train.distributed.world import World
@@ -26,11 +26,12 @@ from ddp_train.training.state.weights import compare_model, put_states, sharded_
 from ddp_train.training.train_state import TrainState, WindowSums
 
 _NONE = KeptWeights()
+T = TypeVar("T", bound="SharedState | RankState | WindowSums")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AlikeParts:
-    """The parts of the shared state with large tensors: each rank writes a share of them."""
+class SharedState:
+    """What all ranks have, saved under the fields' names (None: no such part)."""
 
     model: Mapping[str, Any]
     objective: Mapping[str, Any] | None = None  # of one with weights
@@ -39,12 +40,6 @@ class _AlikeParts:
     optimizer_parameters: Sequence[str]  # their names, in the order of the optimizer's groups: its state has only their numbers
     strategy: Mapping[str, Any] | None = None
     parameters_in_training: Sequence[Tensor] | None = None  # where the model has others to be evaluated
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedState(_AlikeParts):
-    """What all ranks have, saved under the fields' names (None: no such part); rank 0 writes the parts that are named here."""
-
     model_versions: Mapping[str, Any]  # of the modules' own formats, which torch keeps as an attribute of a state_dict
     objective_versions: Mapping[str, Any] | None = None
     scheduler: dict[str, Any]
@@ -53,8 +48,8 @@ class SharedState(_AlikeParts):
     callbacks: Mapping[str, Any]  # by name
     averages: Mapping[str, Tensor]  # evaluated instead of the weights. A callback's state has the same tensors; a file has them once
     data_identity: Mapping[str, Any]
-    alike: Sequence[str] = ()  # for `checkpoint/layout.py`, as is the next one
-    of_rank_0: Sequence[str] = ()
+    alike: Sequence[str] = ()  # the parts whose tensors all ranks have: each writes a share of them. Rank 0 writes all others
+    of_rank_0: Sequence[str] = ()  # the parts whose tensors each rank has in other shapes, of those that rank 0 writes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +75,17 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
     versions: dict[str, Any] = {f"{name}_versions": getattr(module_state, "_metadata", {}) for name, module_state in states.items()}
     is_replica = strategy.local_weights is not None and world.size > 1  # then weights are each rank's own, and rank 0's are in `shared`
     strategy_state = strategy.state_dict() or None
-    shared = SharedState(
+    large: dict[str, Any] = {
         **states,
-        optimizer=optimizer.state_dict(),
-        optimizer_class=saved_class(optimizer),
-        optimizer_parameters=parameter_names(optimizer, components.trained_module),
-        strategy=None if strategy.state_is_per_rank else strategy_state,
-        parameters_in_training=[*kept.parameters] or None,
+        "optimizer": optimizer.state_dict(),
+        "optimizer_class": saved_class(optimizer),
+        "optimizer_parameters": parameter_names(optimizer, components.trained_module),
+        "strategy": None if strategy.state_is_per_rank else strategy_state,
+        "parameters_in_training": [*kept.parameters] or None,
+    }
+    saved_by_all = [name for name, part in large.items() if part is not None and not (is_replica and name.startswith("optimizer"))]
+    shared = SharedState(
+        **large,
         **versions,
         scheduler=components.scheduler.state_dict(),
         scaler=components.scaler.state_dict(),
@@ -94,6 +93,8 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         callbacks=callback_states(components, world),
         averages=dict(averages(components)),
         data_identity=components.data_identity,
+        alike=saved_by_all,
+        of_rank_0=["optimizer"] if is_replica else [],
     )
     own = RankState(
         random=random_state(world.device),
@@ -102,15 +103,8 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         replica=_replica(shared, kept.own_values, world) if is_replica else None,
         strategy=strategy_state if strategy.state_is_per_rank else None,
     )
-    parts = _saved(shared)
-    alike = [part.name for part in fields(_AlikeParts) if part.name in parts and not (is_replica and part.name.startswith("optimizer"))]
     buffers = {f"{part}.{name}" for part, module in modules.items() for name, _ in module.named_buffers(remove_duplicate=False)}  # or masks
-    return Content(
-        step=state.step,
-        shared={**parts, ALIKE: alike, OF_RANK_0: ["optimizer"] if is_replica else []},
-        own=_saved(own),
-        may_be_infinite=lambda name: name in buffers,
-    )
+    return Content(step=state.step, shared=_saved(shared), own=_saved(own), may_be_infinite=lambda name: name in buffers)
 
 
 def _saved(parts: SharedState | RankState) -> dict[str, Any]:
@@ -140,8 +134,8 @@ def start_from(
         strategy.start_training(components.trained_module, {}, weights_are_equal=True)
         return True
     saved_size = size_of(checkpoint, world)
-    shared = SharedState(**read_shared(checkpoint, world, lay_out=partial(_sharded_like, components), on_progress=on_progress))
-    own = RankState(**read_own(checkpoint, world.rank)) if saved_size == world.size else None
+    shared = _from_parts(SharedState, read_shared(checkpoint, world, lay_out=partial(_sharded_like, components), on_progress=on_progress))
+    own = _from_parts(RankState, read_own(checkpoint, world.rank)) if saved_size == world.size else None
     replica = own.replica if own and own.replica and strategy.local_weights is not None else {}
     if shared.of_rank_0 and (strategy.local_weights is None or own is None):
         world.print("the checkpoint has weights and an optimizer for each rank: all continue with the mean weights and rank 0's optimizer")
@@ -150,15 +144,26 @@ def start_from(
     weights_are_equal = replica.keys().isdisjoint(components.modules)
     strategy.start_training(components.trained_module, saved_strategy or {}, weights_are_equal=weights_are_equal)
     if own is not None:
-        state.window = WindowSums(**own.window)
+        state.window = _from_parts(WindowSums, own.window)
         components.train_loader.load_state_dict(own.loader)
         set_random_state(own.random, world.device)
         return True
     if components.scaler.is_enabled():  # the scale times the number of ranks stays (amp.py)
         components.scaler.load_state_dict({**shared.scaler, "scale": shared.scaler["scale"] * saved_size / world.size})
-    windows = [WindowSums(**RankState(**read_own(checkpoint, rank)).window) for rank in range(saved_size if world.is_main else 1)]
+    owns = [_from_parts(RankState, read_own(checkpoint, rank)) for rank in range(saved_size if world.is_main else 1)]
+    windows = [_from_parts(WindowSums, own.window) for own in owns]
     state.window = WindowSums.merged(windows, is_main=world.is_main)
     return False
+
+
+def _from_parts(kind: type[T], parts: Mapping[str, Any]) -> T:
+    """Return the saved parts as what they are of. Raises CheckpointError: parts are missing, or unknown."""
+    known = {part.name: part.default is MISSING and part.default_factory is MISSING for part in fields(kind)}
+    problems = [f"{name} is missing" for name, is_required in known.items() if is_required and name not in parts]
+    problems += [f"{name} is unknown" for name in parts if name not in known]
+    if problems:
+        raise CheckpointError(happened=f"the parts of {kind.__name__} are not those of this format: {', '.join(problems)}")
+    return kind(**parts)
 
 
 def _load_shared(checkpoint: Path, shared: SharedState, components: Components, state: TrainState, world: World) -> None:

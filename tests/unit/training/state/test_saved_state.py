@@ -16,6 +16,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.read import damage_of
 from ddp_train.checkpoint.save import Saver
 from ddp_train.distributed.world import alone
@@ -23,7 +24,7 @@ from ddp_train.errors import UserError
 from ddp_train.strategy.ddp import DDP
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state import saved_state
-from ddp_train.training.state.saved_state import checkpoint_content
+from ddp_train.training.state.saved_state import RankState, SharedState, checkpoint_content
 from ddp_train.training.train_state import Best, TrainState, WindowSums
 from tests.conftest import FEW, TINY
 from tests.unit.checkpoint.states import FILE, assert_same_state, forge, saved
@@ -42,6 +43,28 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": Best(1.5, 1)})
     assert torch.equal(torch.rand(5), random_numbers)
     assert json.loads((path / "manifest.json").read_text())["world_size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("reader", "lost", "kind"), [("read_shared", "scheduler", SharedState), ("read_own", "random", RankState), ("window", "", WindowSums)]
+)
+def test_a_part_that_is_missing_or_unknown_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, lost: str, kind: type[Any]
+) -> None:
+    path = saved(tmp_path, 3, components())
+    read = getattr(saved_state, "read_own" if reader == "window" else reader)
+
+    def changed(*args: Any, **options: Any) -> dict[str, Any]:
+        parts: dict[str, Any] = read(*args, **options)
+        if reader == "window":
+            return {**parts, "window": {**parts["window"], "invented": 1}}
+        return {name: part for name, part in parts.items() if name != lost} | {"invented": 1}
+
+    monkeypatch.setattr(saved_state, "read_own" if reader == "window" else reader, changed)
+    with pytest.raises(CheckpointError) as refusal:
+        saved_state.start_from(path, components(), TrainState(), alone())
+    problems = ", ".join([*([f"{lost} is missing"] if lost else []), "invented is unknown"])
+    assert f"the parts of {kind.__name__} are not those of this format: {problems}" in str(refusal.value)
 
 
 @pytest.mark.parametrize("state_is_per_rank", [False, True])
