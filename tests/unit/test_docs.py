@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -59,6 +60,15 @@ def test_a_story_has_few_files_with_the_functions_to_read(story: str) -> None:
     assert all(rows)
     assert len(rows) <= STORIES[story]
     assert {row[1]: gone for row in rows if row and (gone := {*re.findall(r"[\w.]+", row[2])} - names_in(ROOT / row[1]))} == {}
+
+
+def test_the_map_has_the_layers_that_import_linter_keeps() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract.get("containers") == ["ddp_train"])
+    kept = {room: number for number, layer in enumerate(layers, 1) for room in layer.split(" | ") if room != "conf"}  # no code
+    block = (ROOT / "docs/architecture.md").read_text().split("\nddp_train/\n")[1].split("\nconf/ ")[0]
+    rows = re.findall(r"^  (\w[\w/ ]*?) +(\d)(?: |$)", block, re.MULTILINE)
+    assert {room.strip("/"): int(number) for rooms, number in rows for room in rooms.split()} == kept
 
 
 def test_the_tables_of_a_run_have_all_hooks_and_all_threads() -> None:
