@@ -110,7 +110,7 @@ class StepAgreement:
         self._has_asked_to_save = False  # written by the main thread
 
     def open(self, result: MessageKind, *, place: str) -> None:
-        """Say which step this rank has begun, and let it begin no other before all have said so; whoever is last sends the `result`."""
+        """Say which step this rank has begun, and let it begin no other before all have said so; the last rank sends the `result`."""
         if not self._num_open:
             self._gate.acquire()
         self._num_open += 1

@@ -27,7 +27,7 @@ _SHOWN = 100  # characters of an error
 class _CountedBy(StrEnum):
     """Who has counted the attempt that has not ended yet."""
 
-    NOBODY = ""  # all attempts have ended
+    NONE = ""  # all attempts have ended
     ENGINE = "engine"
     RANKS_OF_ENGINE = "ranks of an engine"  # the engine's program first
     RANKS = "ranks"
@@ -58,7 +58,7 @@ class _Starts:
 
     checkpoint: int = 0  # step of the newest one
     began: list[float] = field(default_factory=list)  # times of the attempts without a newer one, in seconds since the epoch
-    open: str = _CountedBy.NOBODY
+    open: str = _CountedBy.NONE
 
     def write(self, run_folder: RunFolder) -> None:
         if self.began:
@@ -103,7 +103,7 @@ def end_attempt(run_folder: RunFolder, *, is_saved: bool = True) -> None:
         starts.began.clear()
     elif starts.open == _CountedBy.RANKS:
         starts.began.pop()
-    starts.open = _CountedBy.NOBODY
+    starts.open = _CountedBy.NONE
     starts.write(run_folder)
 
 
@@ -136,9 +136,9 @@ def _close(run_folder: RunFolder, *, has_failed: bool = False) -> NoProgress | N
     files = run_folder.root.glob("failure*.json")  # reports of all attempts: failure.json, failure.1.json ...
     reports = sorted(filter(None, map(failure.load_report, files)), key=lambda report: report.time)
     last = reports[-1] if reports and (not starts.began or reports[-1].time >= starts.began[-1]) else None
-    if has_failed and starts.open == _CountedBy.NOBODY:  # it failed before rank 0 could count
+    if has_failed and starts.open == _CountedBy.NONE:  # it failed before rank 0 could count
         starts.began.append(last.time if last else time.time())
-    starts.open = _CountedBy.NOBODY
+    starts.open = _CountedBy.NONE
     if last is not None and last.exit_code in FINAL and starts.began:  # a person has to fix something before the next one
         starts.began.pop()
     if (no_progress := starts.judge(reports)) is None:

@@ -92,7 +92,7 @@ class DDP(Strategy):
         return context
 
     def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
-        """Tell whether gradients stay in the buckets. Else the first micro-batch of a step allocates them again, beside the buckets.
+        """Tell whether gradients stay in the buckets. Else the first micro-batch of a step allocates them again, next to the buckets.
 
         False where a parameter may have no gradient in a step: the optimizer must see None.
         """

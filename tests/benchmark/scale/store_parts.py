@@ -85,7 +85,7 @@ def failing(size: int) -> Traffic:
         reader.start()
         peers.ask_others()
         if not store.add("failed", 1) < size:
-            peers.send(MessageKind.CLOSED)  # nobody is killed here by an agent
+            peers.send(MessageKind.CLOSED)  # no agent kills a rank here
         reader.join()
 
     return _traffic("fail together", size, store, lambda: all_ranks(size, fail))
