@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_train.distributed.store import LEAVE_WITHIN_S, Attempt, agree_on_attempt, join_store, leave
@@ -38,7 +39,7 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
 
         work_for_member()
         return DONE
-    job = Job.from_json(os.environ[process_env.JOB]) if process_env.JOB in os.environ else None
+    job = Job.from_json(Path(os.environ[process_env.JOB]).read_text("utf-8")) if process_env.JOB in os.environ else None
     try:
         attempt = _meet_ranks(job)
     except UserError as error:

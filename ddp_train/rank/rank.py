@@ -59,7 +59,7 @@ def serve_job(job: Job, attempt: Attempt, *, is_users_agent: bool = False) -> En
 def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> Status:
     """Train or evaluate as one of a job's ranks, and return how it ended. A failure is recorded, shown once, and ends this process.
 
-    The store is empty at first. `is_users_agent`: the agent is a user's torchrun, which knows nothing of runs. `remark` goes to the log.
+    The store has nothing of a rank at first. `is_users_agent`: a user's torchrun is the agent; it knows nothing of runs. `remark`: to log.
     """
     started = time.monotonic()
     state = TrainState()

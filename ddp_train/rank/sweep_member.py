@@ -68,8 +68,9 @@ class Member:
         self.end_rank()
         self._oom_kills = oom_kills()
         place = f"{self._prefix}/ranks_{self._number}"
-        self._child = fork(partial(_become_rank, job, place))
+        self._child = fork(partial(_become_rank, place))
         self._place = join_store_again(place)
+        self._place.set("job", job)
         for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
             if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `stop` is called
                 signal.signal(number, self.stop)
@@ -162,20 +163,20 @@ class Leader(Member):
         self.end_rank()
 
 
-def _become_rank(job: str, place: str) -> NoReturn:
+def _become_rank(place: str) -> NoReturn:
     """Be the rank of a job, in a forked process; or a fresh interpreter, where a module of the user's has used CUDA in the member."""
     unlock_all()  # the folders are the member's, whose life is longer
-    environment = {process_env.JOB: job, process_env.PLACE: place}
-    setup_forked_rank(RankRequest(words=sys.argv[1:], environment=environment, stdout="", stderr=""))
+    setup_forked_rank(RankRequest(words=sys.argv[1:], environment={process_env.PLACE: place}, stdout="", stderr=""))
     work_for_member()
     exit_at_once(DONE)
 
 
 def work_for_member() -> None:
-    """Be the rank of the job that a member has put into this process's environment, and tell it how that ended."""
+    """Be the rank of the job that a member has put into the store, at the place in this process's environment; tell it how that ended."""
     store, rank, size = join_store_again(os.environ[process_env.PLACE]), process_env.rank(), process_env.world_size()
     is_forked = os.getpid() != _IMPORTED_IN
-    status = work_as_rank(Job.from_json(os.environ[process_env.JOB]), store, rank, size, remark=None if is_forked else _FRESH)
+    job = Job.from_json(wait_for(store, "job"))
+    status = work_as_rank(job, store, rank, size, remark=None if is_forked else _FRESH)
     store.set(f"ended/{rank}", status)
     if status not in EXIT_CODE_OF_STOP:
         leave(store, rank, size)

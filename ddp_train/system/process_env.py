@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 
 PREFIX = "DDP_TRAIN_"  # what all of ours begin with
-JOB = "DDP_TRAIN_JOB"  # for an agent's ranks: the job that was composed for them, as JSON
+JOB = "DDP_TRAIN_JOB"  # for an agent's ranks: the file with the job that was composed for them, as JSON; the agent is asked with its text
 AGENT = "DDP_TRAIN_AGENT"  # for the processes of an agent of ours: its pid. It may be gone when they have imported torch
 NODE = "DDP_TRAIN_NODE"  # for the ranks of a run over several machines: the pid of this machine's node program, which outlives their agents
 FACTS = "DDP_TRAIN_FACTS"  # for a machine's first rank that does not train: the file with its node program's facts; the rank removes it

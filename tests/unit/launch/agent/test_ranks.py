@@ -15,7 +15,7 @@ from ddp_train.system.fork_server import interpreter
     ("environment", "is_alike"),
     [
         ({}, True),
-        ({"NCCL_DEBUG": "INFO", "DDP_TRAIN_JOB": "{}", "CUDA_VISIBLE_DEVICES": "1"}, True),
+        ({"NCCL_DEBUG": "INFO", "DDP_TRAIN_JOB": "/proc/1/fd/3", "CUDA_VISIBLE_DEVICES": "1"}, True),
         ({"OMP_NUM_THREADS": "7"}, True),
         ({"OMP_NUM_THREADS": "7,2"}, False),
         ({"LD_PRELOAD": "libjemalloc.so"}, False),
