@@ -254,6 +254,11 @@ def file_in_memory(content: bytes) -> int:
     return descriptor
 
 
+def path_of(descriptor: int) -> str:
+    """Return a path by which this user's other processes open a file of this process, while it has it open."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
 def open_memory(pid: int, name: str) -> int | None:
     """Return a descriptor for reading another process's file in memory; None: it has none of that name, or has ended."""
     for path, file in open_files(pid):

@@ -26,7 +26,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import NoProgress, fail_attempt
 from ddp_train.system import process_env, torch_internals
 from ddp_train.system.fork_server import RequestHandler
-from ddp_train.system.process import STOP_SIGNALS, file_in_memory, oom_kills, ran_out
+from ddp_train.system.process import STOP_SIGNALS, file_in_memory, oom_kills, path_of, ran_out
 from ddp_train.system.redaction import Redacting
 
 _TORCH_AGENT = (
@@ -43,7 +43,7 @@ def become_agent(request: AgentRequest, *, loaded_with: Mapping[str, str], becom
     """
     environment = {**request.environment, process_env.AGENT: str(os.getpid())}
     if process_env.JOB in environment:  # in a variable, an exec has room for 128 KiB of it
-        environment[process_env.JOB] = f"/proc/{os.getpid()}/fd/{file_in_memory(environment[process_env.JOB].encode())}"
+        environment[process_env.JOB] = path_of(file_in_memory(environment[process_env.JOB].encode()))
     for name in loaded_with.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment)  # added to what torch has set while it was imported
