@@ -66,7 +66,7 @@ class Peers:
 
     def __init__(self, world: World, store: Store, reading_store: Store, neighbours: Sequence[Neighbour]) -> None:
         self._world = world
-        self.store = store
+        self._store = store
         self._reading_store = reading_store  # a connection serves one request at a time, and reading waits
         self._neighbours = neighbours  # of the same agent, which sees how they end
         self.is_alone = world.size == 1
@@ -89,23 +89,44 @@ class Peers:
 
     def send(self, kind: MessageKind, number: int = 0) -> None:
         """Send a message to every rank, this one too."""
-        self.store.set(f"message/{self.store.add('messages', 1)}", f"{kind} {number}")
+        self._store.set(f"message/{self._store.add('messages', 1)}", f"{kind} {number}")
+
+    def send_stop(self, number: int) -> None:
+        """Ask every rank to stop, by a signal's number, unless a rank has asked before."""
+        if self._store.add("signals", 1) == 1:
+            self.send(MessageKind.STOP, number)
+
+    def send_leave(self) -> None:
+        """Let every rank end now."""
+        self._store.set("leaving", "")
+        self.send(MessageKind.LEAVE)
+
+    def is_leave_sent(self) -> bool:
+        return self._store.check(["leaving"])
+
+    def answer(self, position: int, begun_step: int) -> list[int] | None:
+        """Answer a message with the step that this rank has begun; return what all have answered to the rank that is last, else None."""
+        place = f"begun/{position}"
+        self._store.set(f"{place}/{self._world.rank}", f"{begun_step}")
+        if self._store.add(place, 1) < self._world.size:
+            return None
+        return [int(step) for step in self._store.multi_get([f"{place}/{rank}" for rank in range(self._world.size)])]
 
     def messages(self) -> Iterator[tuple[int, Message]]:
-        """Give each message with its number as it comes, until the line is closed. Answers `ASK` itself. For one thread.
+        """Give each message with its position as it comes, until the line is closed. Answers `ASK` itself. For one thread.
 
         Raises DistError: the store is gone.
         """
-        for number in count(1):
-            kind, _, value = wait_for(self._reading_store, f"message/{number}").rpartition(" ")
+        for position in count(1):
+            kind, _, value = wait_for(self._reading_store, f"message/{position}").rpartition(" ")
             message = Message(MessageKind(kind), int(value))
             if message.kind is MessageKind.CLOSED:
                 return
             if message.kind is not MessageKind.ASK:
-                yield number, message
+                yield position, message
             elif not self._is_asking:
-                add_line(self.store, "doing", [self._world.rank, self.activity()])
-                self.store.add("replies", 1)
+                add_line(self._store, "doing", [self._world.rank, self.activity()])
+                self._store.add("replies", 1)
 
     def close(self) -> None:
         """Close the line. Every rank may call it; rank 0 closes it for all."""
@@ -133,16 +154,16 @@ class Peers:
         others = [rank for rank in range(self._world.size) if rank not in (self._world.rank, *gone)]
         replies: dict[int, str] = {}
         try:
-            if self.store.add("asked", 1) > 1:
+            if self._store.add("asked", 1) > 1:
                 # Not by the store's own wait: the reading thread answers over this connection.
-                wait_until(lambda: self.store.check(["heard"]), within_s=REPLIES_S, every_s=_LATE_POLL_S, first_s=_POLL_S)
+                wait_until(lambda: self._store.check(["heard"]), within_s=REPLIES_S, every_s=_LATE_POLL_S, first_s=_POLL_S)
                 time.sleep(_RECORDS_S)
                 return {}
             self._is_asking = True
             self.send(MessageKind.ASK)
-            wait_until(lambda: self.store.add("replies", 0) >= len(others), within_s=REPLIES_S, every_s=_POLL_S, first_s=_FIRST_POLL_S)
-            replies = dict(lines_of(self.store, "doing"))
-            self.store.set("heard", "")
+            wait_until(lambda: self._store.add("replies", 0) >= len(others), within_s=REPLIES_S, every_s=_POLL_S, first_s=_FIRST_POLL_S)
+            replies = dict(lines_of(self._store, "doing"))
+            self._store.set("heard", "")
         except DistError:
             logger.info("the other ranks cannot be reached: the store is gone")
         return {rank: replies.get(rank, "gave no answer") for rank in others}
@@ -153,9 +174,9 @@ class Peers:
     def leave_together(self) -> None:
         """Say that this rank ends now. Rank 0 waits for the others, because the store may end with it."""
         if not self._world.is_main:
-            self.store.add("left", 1)
+            self._store.add("left", 1)
         else:
-            wait_until(lambda: self.store.add("left", 0) >= self._world.size - 1, within_s=REPLIES_S, every_s=_POLL_S)
+            wait_until(lambda: self._store.add("left", 0) >= self._world.size - 1, within_s=REPLIES_S, every_s=_POLL_S)
 
 
 def _main_thread_activity() -> str:

@@ -98,8 +98,8 @@ class StepAgreement:
     The message thread opens, closes and gives up agreements. The main thread does the rest, and begins no step while one is open.
     """
 
-    def __init__(self, world: World, peers: Peers) -> None:
-        self._world, self._peers = world, peers
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
         # Written by the main thread under `_gate`, which the message thread holds while any agreement is open.
         self._gate = Lock()
         self._newest_begun_step = 0
@@ -109,16 +109,13 @@ class StepAgreement:
         self._saves: deque[int] = deque()  # steps after which all ranks save a checkpoint, those to come
         self._has_asked_to_save = False  # written by the main thread
 
-    def open(self, result: MessageKind, *, place: str) -> None:
-        """Say which step this rank has begun, and let it begin no other before all have said so; the last rank sends the `result`."""
+    def open(self, result: MessageKind, *, position: int) -> None:
+        """Answer a message with the step that this rank has begun, which begins no other before all have answered; the last sends `result`."""
         if not self._num_open:
             self._gate.acquire()
         self._num_open += 1
-        store = self._peers.store
-        store.set(f"{place}/{self._world.rank}", f"{self._newest_begun_step}")
-        if store.add(place, 1) == self._world.size:
-            begun = store.multi_get([f"{place}/{rank}" for rank in range(self._world.size)])
-            self._peers.send(result, max(map(int, begun)))
+        if (begun_steps := self._peers.answer(position, self._newest_begun_step)) is not None:
+            self._peers.send(result, max(begun_steps))
 
     def close(self, agreed: Message) -> None:
         is_stop = agreed.kind is MessageKind.STOP_AGREED
@@ -174,7 +171,7 @@ class Stop:
 
     def __post_init__(self) -> None:
         self._signals = SignalListener(self._on_signal, self.stops_at if self.world.is_main else None, self.ask_stops_at)
-        self._agreement = StepAgreement(self.world, self.peers)
+        self._agreement = StepAgreement(self.peers)
         # Written by the message thread; if this rank is alone, by the signal thread.
         self._signal: signal.Signals | None = None  # what asked for the stop; written before `_asked` is set
         self._asked = Event()
@@ -204,7 +201,7 @@ class Stop:
         lost = self.peers.dead_neighbour()
         if lost is not None:
             with suppress(DistError):  # the store is gone
-                if self.peers.store.check(["leaving"]):  # it has left because rank 0 told all to
+                if self.peers.is_leave_sent():  # it has left because rank 0 told all to
                     return
             activity = self.peers.activity()
             self.peers.report_activity(activity, has_lost_rank=True)
@@ -216,8 +213,7 @@ class Stop:
             self._on_stop(number)
             return
         try:
-            if self.peers.store.add("signals", 1) == 1:
-                self.peers.send(MessageKind.STOP, number)
+            self.peers.send_stop(number)
         except DistError:
             exit_at_once(128 + number)  # the others are gone
 
@@ -229,9 +225,9 @@ class Stop:
                 match message.kind:
                     case MessageKind.STOP:
                         self._on_stop(signal.Signals(message.number))
-                        self._agreement.open(MessageKind.STOP_AGREED, place=f"begun/{position}")
+                        self._agreement.open(MessageKind.STOP_AGREED, position=position)
                     case MessageKind.SAVE:
-                        self._agreement.open(MessageKind.SAVE_AGREED, place=f"begun/{position}")
+                        self._agreement.open(MessageKind.SAVE_AGREED, position=position)
                     case MessageKind.STOP_AGREED | MessageKind.SAVE_AGREED:
                         self._agreement.close(message)
                     case MessageKind.LEAVE:
@@ -254,8 +250,7 @@ class Stop:
         # The gate stays shut: the main thread must not begin to train in the moment until this process ends.
         if self.peers.is_alone:
             self._end_rank()
-        self.peers.store.set("leaving", "")
-        self.peers.send(MessageKind.LEAVE)
+        self.peers.send_leave()
 
     def _end_rank(self) -> NoReturn:
         """End this rank before it has trained, rank 0 last."""

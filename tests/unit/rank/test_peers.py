@@ -79,8 +79,8 @@ def test_one_rank_asks_for_all_and_those_that_come_later_let_it_tell() -> None:
         assert lines[0].ask_others() == lines[2].ask_others() == {}
         assert time.monotonic() - started < peers_module.REPLIES_S, "the first had heard all"
         assert sorted(first) == [0, 2] and "gave no answer" not in first.values()
-        assert int(lines[0].store.add("messages", 0)) == 1
-        assert int(lines[0].store.add("replies", 0)) == 2
+        assert int(lines[0]._store.add("messages", 0)) == 1
+        assert int(lines[0]._store.add("replies", 0)) == 2
 
 
 def test_rank_0_leaves_when_the_others_have_left() -> None:
