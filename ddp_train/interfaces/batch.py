@@ -35,7 +35,7 @@ class Counted(NamedTuple):
 
 
 @contextmanager
-def counted_as(num_samples: int | None) -> Iterator[None]:
+def given_batch_size(num_samples: int | None) -> Iterator[None]:
     """Let `batch_size` return this number within: of a batch whose tensors do not tell it, a jagged one. None: they do.
 
     The batch itself cannot carry it: a strategy may hand on another nest of the same tensors, as DDP does on GPUs.
@@ -48,7 +48,7 @@ def counted_as(num_samples: int | None) -> Iterator[None]:
 
 
 def batch_size(batch: Batch) -> int:
-    """Return B: the first dimension of the first tensor (or a TypeError), unless it is `counted_as` another. Never reads the device."""
+    """Return B: the first dimension of the first tensor (or a TypeError), or the `given_batch_size`. Never reads the device."""
     if (num_samples := _num_samples.get()) is not None:
         return num_samples
     first = batch
@@ -112,7 +112,7 @@ class Pixels(NamedTuple):
     mix: Mix | None = None
 
 
-def finished(batch: Batch) -> Batch:
+def normalise_and_mix(batch: Batch) -> Batch:
     """Return a batch as a model gets it, on the device where it is: images normalised, and mixed. Any other batch is what it was."""
     if not isinstance(batch, Pixels):
         return batch
@@ -123,7 +123,7 @@ def finished(batch: Batch) -> Batch:
 
 
 def as_pair(batch: Batch) -> Batch:
-    """Return a batch of the same form and shapes as it will be finished, without the work."""
+    """Return a batch of the same form and shapes as `normalise_and_mix` would give, without the work."""
     if not isinstance(batch, Pixels):
         return batch
     return batch.images if batch.labels is None else (batch.images, batch.labels)

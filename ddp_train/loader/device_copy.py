@@ -7,21 +7,21 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ddp_train.interfaces.batch import Batch, counted_as, finished, map_tensors, tensors_of
+from ddp_train.interfaces.batch import Batch, given_batch_size, map_tensors, normalise_and_mix, tensors_of
 from ddp_train.loader.reader import MicroBatch
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Move every tensor of a batch, without waiting for the copy; images that travel as bytes are finished there."""
+    """Move every tensor of a batch, without waiting for the copy; images that travel as bytes are normalised and mixed there."""
     if device.type == "cpu" and not isinstance(batch, Tensor):
-        return finished(batch)
-    return finished(map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch))
+        return normalise_and_mix(batch)
+    return normalise_and_mix(map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch))
 
 
 @contextmanager
 def batch_on(device: torch.device, micro_batch: MicroBatch) -> Iterator[Batch]:
     """Yield the batch of a micro-batch on the device; within, its `batch_size` is what the loader says."""
-    with counted_as(micro_batch.num_samples):
+    with given_batch_size(micro_batch.num_samples):
         yield to_device(micro_batch.batch, device) if micro_batch.on_device is None else micro_batch.on_device
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Loader(ABC):
+class TrainLoader(ABC):
     """What the loop needs of the training data of one rank, in data with positions or without. A `position` counts samples of the run."""
 
     order: BatchOrder
@@ -86,7 +86,7 @@ class EvaluationLoader(ABC):
         return None
 
 
-class TrainLoader(Loader):
+class PositionedTrainLoader(TrainLoader):
     """The training data of one rank, with positions: seeking is O(1), and the position is all of its state.
 
     Args:
@@ -161,13 +161,13 @@ class TrainLoader(Loader):
         return slices
 
 
-class OneBatch(Loader):
+class OneBatchTrainLoader(TrainLoader):
     """Gives this rank's micro-batches of a loader's first step in every step (`debug.overfit`): the same tensors, augmented once.
 
     The loader's batches all have one size (`drop_last`). It counts steps and epochs, so that schedules are those of the whole run.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: TrainLoader) -> None:
         self._loader = loader
         self.order, self.source = loader.order, loader.source
         self.grad_accum_steps = loader.grad_accum_steps
@@ -194,7 +194,7 @@ class OneBatch(Loader):
 class PositionedEvaluationLoader(EvaluationLoader):
     """The evaluation data of one rank: every sample once over all ranks, no padding, unequal shares.
 
-    Args: as for `TrainLoader`; samples that are skipped are left out.
+    Args: as for `PositionedTrainLoader`; samples that are skipped are left out.
         max_samples: only so many samples are taken, the first ones; None: all.
     """
 

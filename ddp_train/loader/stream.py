@@ -21,7 +21,7 @@ from torch import Tensor
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Batch
 from ddp_train.loader.dataset_adapter import Stream, comes_from
-from ddp_train.loader.loader import EvaluationLoader, Loader
+from ddp_train.loader.loader import EvaluationLoader, TrainLoader
 from ddp_train.loader.order import BatchOrder, share
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
@@ -29,10 +29,10 @@ from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 _KEPT_STEPS = 16  # more than are under way between the readers and the optimizer, which may be a few behind
 
 
-class StreamLoader(Loader):
+class StreamTrainLoader(TrainLoader):
     """The training data of one rank, from a stream. Each worker reads a shard of its own, again from its start when it ends.
 
-    Args: as for `TrainLoader`, with a stream as the training split and `order` for the size of the global batches.
+    Args: as for `PositionedTrainLoader`, with a stream as the training split and `order` for the size of the global batches.
     """
 
     def __init__(

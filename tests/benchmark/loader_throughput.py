@@ -41,7 +41,7 @@ from ddp_train.data.tar_shards import TarShards
 from ddp_train.data.token_files import TokenFiles
 from ddp_train.interfaces import DataSource
 from ddp_train.loader.dataset_adapter import as_source
-from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.loader import PositionedTrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.loader.worker_pool import start_server
@@ -309,7 +309,9 @@ def ours(source: DataSource, size: int) -> Batches:
 
     def begin(workers: int) -> Iterator[Any]:
         order = SampleOrder(Shuffled(len(source), seed=0), global_batch_size=size, drop_last=True)
-        return TrainLoader(source, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=workers, pin_memory=False).micro_batches(0)
+        return PositionedTrainLoader(
+            source, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=workers, pin_memory=False
+        ).micro_batches(0)
 
     return begin
 

@@ -17,7 +17,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import AnyObjective, Strategy, SupportsPredict, TurnObjective
 from ddp_train.loader.dataset_adapter import Source
-from ddp_train.loader.loader import EvaluationLoader, Loader, OneBatch
+from ddp_train.loader.loader import EvaluationLoader, OneBatchTrainLoader, TrainLoader
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
 from ddp_train.training.build.adopt import groups_of, make_callbacks, make_optimizer, make_scheduler, make_strategy, schedule_facts
@@ -200,7 +200,7 @@ def _require_predictions(objective: AnyObjective, loaders: Iterable[EvaluationLo
         raise conflict(key, happened, "false", expected="one with the method `predict` (ddp_train.interfaces.SupportsPredict)")
 
 
-def _train_loader(source: Source, config: RunConfig, world: World) -> Loader:
+def _train_loader(source: Source, config: RunConfig, world: World) -> TrainLoader:
     """Return what reads the training data on this rank: its first batch alone with `debug.overfit`."""
     loader = data.make_train_loader(source, config, world)
-    return OneBatch(loader) if config.debug.overfit else loader
+    return OneBatchTrainLoader(loader) if config.debug.overfit else loader

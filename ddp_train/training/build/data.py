@@ -14,7 +14,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError, conflict
 from ddp_train.interfaces import DataSource
 from ddp_train.loader.dataset_adapter import Collate, Source, Stream, as_source, dataset_of, is_stream
-from ddp_train.loader.loader import EvaluationLoader, Loader, PositionedEvaluationLoader, TrainLoader, require_samples
+from ddp_train.loader.loader import EvaluationLoader, PositionedEvaluationLoader, PositionedTrainLoader, TrainLoader, require_samples
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.reader import Blend, LengthPlan
@@ -87,15 +87,15 @@ def _user_sampler(source: DataSource, config: RunConfig) -> Any:
     return instantiate({**node, **dict.fromkeys((name.rpartition(".")[2] for name in answers), AUTO)}, key=key, answers=answers)
 
 
-def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader:
+def make_train_loader(source: Source, config: RunConfig, world: World) -> TrainLoader:
     loader, batch = config.loader, config.batch
     drop_last = loader.drop_last or config.debug.overfit
     if isinstance(source, Stream):
-        from ddp_train.loader.stream import StreamLoader
+        from ddp_train.loader.stream import StreamTrainLoader
 
         _refuse_positions(loader)
         _require_one_pass(config, source)
-        return StreamLoader(
+        return StreamTrainLoader(
             source,
             BatchOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last),
             rank=world.rank,
@@ -129,7 +129,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
     if changes:  # the last batch of an epoch has as few micro-batches as its size asks for
         num_micro_batches_of = partial(accumulation_of, loader=loader, world_size=world.size)
         grad_accum_steps = max(num_micro_batches_of(size) for size in (order.global_batch_size, *(size for _, size in changes)))
-    return TrainLoader(
+    return PositionedTrainLoader(
         source,
         order,
         rank=world.rank,

@@ -12,9 +12,9 @@ from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.check import memory
-from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouched
+from ddp_train.training.check.rehearsal import rebuild_buckets, restoring_state, try_step
 from ddp_train.training.check.sanity_check import try_first_batches
-from ddp_train.training.loop.evaluation import as_evaluated
+from ddp_train.training.loop.evaluation import evaluating
 from ddp_train.training.loop.hooks import Hooks, RunServices
 from ddp_train.training.loop.time_record import TimeRecord
 from ddp_train.training.loop.train_step import StepGuard, TrainStep
@@ -117,7 +117,7 @@ def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:
     throughput, lengths = components.throughput, components.length_plan
 
     def rehearse(first: MicroBatch) -> None:
-        with untouched(components, world.device):
+        with restoring_state(components, world.device):
             rebuild_buckets(components, world, first)
 
     def see_shapes(first: MicroBatch) -> None:
@@ -149,12 +149,12 @@ def _compile(trainer: Trainer, compiled: Compiled, first: MicroBatch) -> None:
     components, world = trainer.components, trainer.world
     if components.length_plan is not None:
         first = components.length_plan.cut(first, trainer.state.step)
-    with untouched(components, world.device):
+    with restoring_state(components, world.device):
         components.trained_module.train()
         try_step(components, world, first)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed
-            with as_evaluated(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
+            with evaluating(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
                 components.evaluate_batch(batch, with_predictions=trainer.saves_predictions)
     compiled.end_warm_up()
 

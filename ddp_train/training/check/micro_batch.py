@@ -22,9 +22,9 @@ from ddp_train.errors import RunError
 from ddp_train.interfaces.objective import loss_of_turn
 from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
-from ddp_train.training.check.rehearsal import untouched
+from ddp_train.training.check.rehearsal import restoring_state
 from ddp_train.training.check.sanity_check import try_training, without_compiling
-from ddp_train.training.parts.components import PLAIN, Components, frozen
+from ddp_train.training.parts.components import PLAIN, Components, without_gradients_for
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def largest_micro_batch(components: Components, world: World, *, most: int) -> i
     """
     sizes = sizes_to_try(most)
     try_training(components, components.train_loader.of_size(sizes[0]), world)
-    with untouched(components, world.device), without_compiling():
+    with restoring_state(components, world.device), without_compiling():
         components.trained_module.train()
         search = _Search(components, world, accumulates_below=most)
         largest = bisect(sizes, search.fits)
@@ -171,7 +171,7 @@ class _Search:
         _ahead = [to_device(micro_batch.batch, world.device) for _ in range(2)]  # as many as a run has on a GPU (`loader.device_copy`)
         with batch_on(world.device, micro_batch) as batch:
             for turn in components.turns.values():
-                with frozen(turn.others):
+                with without_gradients_for(turn.others):
                     for _ in range(2 if size < self._most else 1):
                         with components.amp.autocast(world.device):
                             # Of the bare model, which exchanges no gradients.

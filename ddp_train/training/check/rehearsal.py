@@ -9,7 +9,7 @@ from torch import nn
 from ddp_train.distributed.world import World
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.parts.components import Components, EvaluationComponents, frozen
+from ddp_train.training.parts.components import Components, EvaluationComponents, without_gradients_for
 from ddp_train.training.seeding import random_state, set_random_state
 
 
@@ -33,7 +33,7 @@ def try_step(components: Components, world: World, micro_batch: MicroBatch | Non
     with batch_on(world.device, micro_batch) as batch:
         for turn in times * [*components.turns.values()]:
             components.optimizer.zero_grad(set_to_none=True)  # old gradients would keep the first buckets alive
-            with frozen(turn.others):
+            with without_gradients_for(turn.others):
                 with components.amp.autocast(world.device):
                     loss = components.loss(batch, turn)
                 loss.backward()
@@ -41,7 +41,7 @@ def try_step(components: Components, world: World, micro_batch: MicroBatch | Non
 
 
 @contextmanager
-def untouched(components: EvaluationComponents, device: torch.device) -> Iterator[None]:
+def restoring_state(components: EvaluationComponents, device: torch.device) -> Iterator[None]:
     """Put back what computing changes: random streams, buffers, modes, and attributes of the model's modules and of the objective."""
     objective = components.objective
     parts = [components.model, objective, *getattr(objective, "__dict__", {}).values()]

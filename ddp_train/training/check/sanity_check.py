@@ -28,14 +28,14 @@ from torch.distributed import DistError
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError, one_line
 from ddp_train.interfaces import AnyObjective, Batch, Indices
-from ddp_train.interfaces.batch import batch_size, describe, finished, map_tensors, tensors_of
+from ddp_train.interfaces.batch import batch_size, describe, map_tensors, normalise_and_mix, tensors_of
 from ddp_train.interfaces.objective import whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.supervised import LossObjective
 from ddp_train.run_folder import failure
 from ddp_train.training.check.memory import is_out_of_memory
-from ddp_train.training.check.rehearsal import untouched
+from ddp_train.training.check.rehearsal import restoring_state
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.traits import ObjectiveConstants, constants_of
@@ -58,7 +58,7 @@ class _Trial:
     @property
     def batch(self) -> Batch:
         """The batch as a model gets it."""
-        return finished(self.micro_batch.batch)
+        return normalise_and_mix(self.micro_batch.batch)
 
 
 def try_first_batches(components: Components, first: MicroBatch, world: World, *, samples: int, with_predictions: bool) -> None:
@@ -68,7 +68,7 @@ def try_first_batches(components: Components, first: MicroBatch, world: World, *
     DataError: a label is out of range.
     """
     lines = []
-    with untouched(components, world.device), without_compiling():  # hooks on a forward would be compiled into it
+    with restoring_state(components, world.device), without_compiling():  # hooks on a forward would be compiled into it
         for trial in _trials(components, first, samples):
             lines.append(_try(components, trial, world, with_predictions=with_predictions))
             _refuse_means(components, trial, world)
@@ -88,7 +88,7 @@ def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator
 
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
     """Try a micro-batch of training alone, and print nothing; raises as `try_first_batches` does."""
-    with untouched(components, world.device), without_compiling():
+    with restoring_state(components, world.device), without_compiling():
         _try(components, _Trial("the first training batch", True, micro_batch), world, with_predictions=False)
 
 

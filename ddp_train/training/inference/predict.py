@@ -13,7 +13,7 @@ from ddp_train.interfaces.batch import batch_size, describe
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.objective.supervised import TARGETS, call_model
-from ddp_train.training.loop.evaluation import as_evaluated, in_lockstep
+from ddp_train.training.loop.evaluation import evaluating, in_lockstep
 from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.predictions import PredictionFiles
 
@@ -31,7 +31,7 @@ def predict(components: EvaluationComponents, world: World, folder: Path, *, beg
     files = PredictionFiles(folder, world, num_samples=loader.num_samples, first=loader.first)
     if world.is_main and loader.source.where(0):
         files.name_samples(loader.source.where(index) for index in range(loader.num_samples))
-    with as_evaluated(components):
+    with evaluating(components):
         begins_batch()
         batches = copied_ahead(iter(loader), world.device)
         for micro_batch in in_lockstep(batches, world) if components.forward_is_collective else batches:

@@ -19,8 +19,8 @@ from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.times import read_goodput
-from ddp_train.training.check.rehearsal import rebuild_buckets, untouched
-from ddp_train.training.loop.evaluation import as_evaluated
+from ddp_train.training.check.rehearsal import rebuild_buckets, restoring_state
+from ddp_train.training.loop.evaluation import evaluating
 from ddp_train.training.loop.hooks import Hooks
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components, callback_errors
@@ -76,7 +76,7 @@ class Callbacks:
             values.setdefault(name, []).append(float(value))
 
         of_main = self._world.from_main(lambda: dict(metrics))  # a differing last bit could make ranks decide differently
-        with as_evaluated(self._components):
+        with evaluating(self._components):
             self._call("evaluation", add, of_main)
         self._logged.agree(self._world)
         by_rank = self._world.gather(values)
@@ -186,5 +186,5 @@ def _wrap_again(components: Components, world: World) -> None:
     if world.size == 1 and not components.turn_names:
         return
     components.rewrap(world)
-    with untouched(components, world.device), model_log.taken_by(None):
+    with restoring_state(components, world.device), model_log.taken_by(None):
         rebuild_buckets(components, world)

@@ -15,7 +15,7 @@ from ddp_train.loader.loader import EvaluationLoader, PositionedEvaluationLoader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import EvaluationComponents
-from ddp_train.training.parts.evaluated_weights import averaged
+from ddp_train.training.parts.evaluated_weights import averaged_weights
 from ddp_train.training.record.predictions import PredictionFiles
 
 
@@ -45,7 +45,7 @@ def evaluate(
     Raises OSError: on every rank when one could not write its predictions.
     """
     metrics: dict[str, float] = {}
-    with as_evaluated(components):
+    with evaluating(components):
         for name, loader in components.eval_loaders.items():
             folder = predictions(name) if predictions else None
             set_metrics = _evaluate_set(components, loader, world, predictions=folder, begins_batch=begins_batch, is_stopping=is_stopping)
@@ -56,10 +56,10 @@ def evaluate(
 
 
 @contextmanager
-def as_evaluated(components: EvaluationComponents) -> Iterator[None]:
+def evaluating(components: EvaluationComponents) -> Iterator[None]:
     """Set the model to evaluation: its mode, no gradients, a callback's averaged weights. It may be entered twice."""
     modules = [module for module in (components.model, components.objective) if isinstance(module, nn.Module)]
-    with torch.no_grad(), model_log.taken_by(None), averaged(components), _in_eval_mode(modules):
+    with torch.no_grad(), model_log.taken_by(None), averaged_weights(components), _in_eval_mode(modules):
         yield
         components.reshard()
 

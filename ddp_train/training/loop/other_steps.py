@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.train_step import NormShare, TotalUnits, TrainStep, norm_of, norm_share
-from ddp_train.training.parts.components import PLAIN, frozen
+from ddp_train.training.parts.components import PLAIN, without_gradients_for
 
 
 class TurnsStep(TrainStep):
@@ -22,7 +22,7 @@ class TurnsStep(TrainStep):
         self.window.begin_turns(turn.name for turn in turns)
         norm: Tensor | None = None
         for turn in turns:
-            with frozen(turn.others):
+            with without_gradients_for(turn.others):
                 self.guard.begin()
                 self.compute_gradients(all_batches, units, turn)
                 norm = self.step_optimizer(norm, measures_norm=measures_norm, turn=turn.name)

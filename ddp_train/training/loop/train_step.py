@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces.batch import as_pair, batch_size, counted_as
+from ddp_train.interfaces.batch import as_pair, batch_size, given_batch_size
 from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
@@ -217,7 +217,7 @@ class TrainStep:
 
     def _units_of(self, micro_batch: MicroBatch) -> int | Tensor:
         """Return the number of units in a micro-batch, where its data is: on the host, if it was not copied ahead."""
-        with counted_as(micro_batch.num_samples):
+        with given_batch_size(micro_batch.num_samples):
             return self.components.objective.weight(as_pair(micro_batch.batch))
 
 

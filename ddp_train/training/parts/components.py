@@ -42,7 +42,7 @@ from ddp_train.interfaces import (
 )
 from ddp_train.interfaces.parameters import matching, named_parameters
 from ddp_train.interfaces.run import implements
-from ddp_train.loader.loader import EvaluationLoader, Loader
+from ddp_train.loader.loader import EvaluationLoader, TrainLoader
 from ddp_train.loader.reader import LengthPlan
 from ddp_train.training.parts.metric import Metric, recorded_name
 from ddp_train.training.record.throughput import Throughput
@@ -63,7 +63,7 @@ class Turn:
 
 
 @contextmanager
-def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def without_gradients_for(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Let none of the parameters take a gradient."""
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in learning:
@@ -95,7 +95,7 @@ def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Str
     turns = {}
     for name, names in chosen.items():
         others = [parameter for each, parameter in parameters.items() if each not in names]
-        with frozen(others):
+        with without_gradients_for(others):
             wrapped = strategy.prepare(LossModule(model, objective, turn=name), world.device, world.size)
         turns[name] = Turn(name=name, wrapped=wrapped, others=others)
     return turns
@@ -168,7 +168,7 @@ class Components(EvaluationComponents):
     scaler: torch.amp.GradScaler
     steps_in_backward: bool  # the optimizer steps in backward, and not after it (`loop/other_steps.py`)
 
-    train_loader: Loader
+    train_loader: TrainLoader
     length_plan: LengthPlan | None  # of windows of tokens, by the step; None: they are not cut
     data_identity: Mapping[str, Mapping[str, Any]]  # what the data is; a resume compares it (`state/data_identity.py`)
 

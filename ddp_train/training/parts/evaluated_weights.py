@@ -93,7 +93,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def averaged(components: EvaluationComponents) -> Iterator[None]:
+def averaged_weights(components: EvaluationComponents) -> Iterator[None]:
     """Give the model a callback's averaged weights, if any, and afterwards its own. An error ends the run.
 
     Where the types are the same, tensors are exchanged and not copied: so averages of buffers become rank 0's, too. Rows of tensors that

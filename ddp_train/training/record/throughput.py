@@ -19,7 +19,7 @@ from ddp_train import model_log
 from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import AnyObjective, Batch, HasUnit, LossModule, TurnObjective
-from ddp_train.interfaces.batch import batch_size, counted_as, map_tensors
+from ddp_train.interfaces.batch import batch_size, given_batch_size, map_tensors
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.seeding import random_state, set_random_state
 
@@ -134,7 +134,7 @@ class Throughput:
 
     def _count_flops(self, shapes: ShapeCopy) -> None:
         try:
-            with counted_as(self._num_samples):
+            with given_batch_size(self._num_samples):
                 flops = shapes.count(self._batch, self.world.device)
             if not flops:
                 raise ValueError("it has no matrix product that is known")

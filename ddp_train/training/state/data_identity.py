@@ -25,7 +25,7 @@ from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError, join_few
 from ddp_train.loader.dataset_adapter import Source
-from ddp_train.loader.loader import Loader
+from ddp_train.loader.loader import TrainLoader
 from ddp_train.run_folder.paths import RunFolder
 
 Identity = Mapping[str, Mapping[str, Any]]
@@ -38,7 +38,7 @@ _ORDER = ("seed", "trainer.batch_size_schedule", "debug.overfit", *_LOADER)
 _PROBED = 64  # positions of the order; a function of others' (`loader.sampler`) has no other identity
 
 
-def identity_of(source: Source, loader: Loader, config: RunConfig) -> Identity:
+def identity_of(source: Source, loader: TrainLoader, config: RunConfig) -> Identity:
     """Return the identity of the training data and of the order of its samples. The cost does not grow with the data."""
     order = {_BATCH: config.batch.global_batch_size, **{key: value_at(config.tree, key) for key in _ORDER}}
     if config.loader.sample_weights is not None:  # the file has been read: to hash it costs little beside that

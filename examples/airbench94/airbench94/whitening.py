@@ -14,7 +14,7 @@ from torch import Tensor
 
 from airbench94.model import PATCH
 from ddp_train.interfaces import DataSource, Run
-from ddp_train.interfaces.batch import finished
+from ddp_train.interfaces.batch import normalise_and_mix
 
 _CHUNK = 512  # samples that are read at a time
 _EPSILON = 5e-4  # added to the variance along each direction
@@ -71,5 +71,5 @@ def _patch_covariance(images: Iterable[Tensor]) -> Tensor:
 def _images(data: DataSource, num_images: int) -> Iterator[Tensor]:
     """Yield the first images, normalised and not augmented, a few at a time, on the CPU."""
     for start in range(0, num_images, _CHUNK):
-        images_BCHW, *_ = finished(data.batch(np.arange(start, min(start + _CHUNK, num_images))))
+        images_BCHW, *_ = normalise_and_mix(data.batch(np.arange(start, min(start + _CHUNK, num_images))))
         yield images_BCHW.float().cpu()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ddp_train import RunResult
 from ddp_train.interfaces import DataSource
-from ddp_train.interfaces.batch import finished
+from ddp_train.interfaces.batch import normalise_and_mix
 
 PER_FILE = 8  # images in each of the six files
 
@@ -50,7 +50,7 @@ def test_sample_n_plus_i_is_image_i_mirrored(folder: Path, how: str) -> None:
         data.give_pixels()
     if how == "on device":
         data.to(torch.device("cpu"))
-    images, labels = finished(data.batch(np.asarray([3, 43, 41, 1])))
+    images, labels = normalise_and_mix(data.batch(np.asarray([3, 43, 41, 1])))
     assert len(data) == len(data.labels) == 2 * data.num_images == 80
     assert torch.equal(images[1], images[0].flip(2)) and torch.equal(images[2], images[3].flip(2))
     assert labels.tolist() == data.labels[[3, 43, 41, 1]].tolist() == [3, 3, 1, 1]

@@ -14,7 +14,7 @@ from torch import Tensor
 from ddp_train.data.packed_tokens import IGNORE_INDEX, PackedTokens, best_fit_decreasing, cut
 from ddp_train.errors import DataError
 from ddp_train.interfaces import DataSource
-from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.loader import PositionedTrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from tests.unit.data_files import write_tokens
@@ -118,7 +118,7 @@ def test_loader_workers_share_the_packing_and_read_the_same(tmp_path: Path) -> N
 
     def read(num_workers: int) -> list[Tensor]:
         order = SampleOrder(Shuffled(len(data), seed=0), global_batch_size=4, drop_last=False)
-        loader = TrainLoader(data, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=num_workers, pin_memory=False)
+        loader = PositionedTrainLoader(data, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=num_workers, pin_memory=False)
         return [values for micro_batch in islice(loader.micro_batches(0), 6) for values in micro_batch.batch]
 
     assert all(torch.equal(left, right) for left, right in zip(read(0), read(2), strict=True))

@@ -13,7 +13,7 @@ import torch
 from ddp_train.data.image_folder import ImageFolder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.hashing import mix
-from ddp_train.interfaces.batch import Pixels, as_pair, batch_size, counted_as, finished, tensors_of
+from ddp_train.interfaces.batch import Pixels, as_pair, batch_size, given_batch_size, normalise_and_mix, tensors_of
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.worker_pool import SharedBatch
@@ -29,9 +29,9 @@ def test_batch_size_is_the_first_dimension_of_the_first_tensor() -> None:
 
 def test_a_number_that_the_loader_gives_holds_for_its_batch_alone() -> None:
     points = torch.zeros(11, 3)
-    with suppress(ZeroDivisionError), counted_as(4):
+    with suppress(ZeroDivisionError), given_batch_size(4):
         assert batch_size(points) == batch_size([points]) == 4
-        with counted_as(None):
+        with given_batch_size(None):
             assert batch_size(points) == 11
         assert batch_size(points) == 4
         raise ZeroDivisionError
@@ -68,7 +68,7 @@ def test_a_batch_is_a_quarter_on_its_way_and_the_same_where_it_arrives() -> None
     assert arrived[0].dtype == torch.float32
     assert same(arrived, here)
     assert [each.shape for each in tensors_of(as_pair(travelling))] == [each.shape for each in here]
-    assert finished(here) is here
+    assert normalise_and_mix(here) is here
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, None), (None, 1.0), (0.4, 1.0)])
@@ -79,7 +79,7 @@ def test_mixed_images_travel_as_bytes_too(mixup: float | None, cutmix: float | N
     mixed, coming = blend(here, others_here, KEYS), blend(travelling, others, KEYS)
     assert isinstance(coming, Pixels)
     assert sum(each.nbytes for each in tensors_of(coming)) < 0.6 * mixed[0].nbytes
-    assert same(finished(coming), mixed)
+    assert same(normalise_and_mix(coming), mixed)
 
 
 def test_a_worker_hands_it_over() -> None:
@@ -90,7 +90,7 @@ def test_a_worker_hands_it_over() -> None:
     finally:
         slot.close()
     assert isinstance(taken, Pixels)
-    assert same(finished(taken), finished(travelling))
+    assert same(normalise_and_mix(taken), normalise_and_mix(travelling))
 
 
 def test_images_without_labels_are_alone(tmp_path: Path) -> None:
@@ -102,4 +102,4 @@ def test_images_without_labels_are_alone(tmp_path: Path) -> None:
     indices = np.arange(2)
     found = there.augment(there.batch(indices), KEYS[:2])
     assert isinstance(found, Pixels)
-    assert torch.equal(finished(found), here.augment(here.batch(indices), KEYS[:2]))
+    assert torch.equal(normalise_and_mix(found), here.augment(here.batch(indices), KEYS[:2]))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.interfaces import DataSource, Indices
-from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.loader import PositionedTrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.loader.sampler import Shuffled
@@ -61,7 +61,7 @@ def read(
     found = []
     for rank in range(world_size):
         order = SampleOrder(Shuffled(len(source), seed=0), global_batch_size=8, drop_last=False)
-        loader = TrainLoader(
+        loader = PositionedTrainLoader(
             source,
             order,
             rank=rank,

@@ -18,7 +18,7 @@ from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import DataSource
 from ddp_train.loader import dataset_adapter as module
 from ddp_train.loader.dataset_adapter import DatasetSource, as_source, collate, keys_without_epochs
-from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.loader import PositionedTrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.training.seeding import seed_all
@@ -141,7 +141,7 @@ def drawn(dataset, *, world_size, num_workers=0, accumulation=1):
     for rank in range(world_size):
         order = SampleOrder(Shuffled(10, seed=3), global_batch_size=4, drop_last=False)
         parts = {"rank": rank, "world_size": world_size, "grad_accum_steps": accumulation, "num_workers": num_workers}
-        stream = TrainLoader(DatasetSource(dataset), order, **parts, pin_memory=False).micro_batches(0)
+        stream = PositionedTrainLoader(DatasetSource(dataset), order, **parts, pin_memory=False).micro_batches(0)
         for number, micro_batch in enumerate(islice(stream, 6 * accumulation)):
             if not micro_batch.is_stand_in:
                 for index, *draws in zip(*(column.tolist() for column in micro_batch.batch), strict=True):

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_train.loader.dataset_adapter import Stream
-from ddp_train.loader.loader import OneBatch, PositionedEvaluationLoader, TrainLoader
+from ddp_train.loader.loader import OneBatchTrainLoader, PositionedEvaluationLoader, PositionedTrainLoader
 from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.sampler import Shuffled
-from ddp_train.loader.stream import StreamLoader
+from ddp_train.loader.stream import StreamTrainLoader
 from tests.unit.loader.numbers import Damaged, Numbers
 from tests.unit.loader.streams import Counting
 from tests.unit.parts import components, trainer
@@ -31,7 +31,7 @@ class Marked(Numbers):
 def step_ids(length: int, *, world_size: int, parts: int, batch: int, steps: int, samples: int = 0, workers: int = 0) -> list[list[int]]:
     """Return the sample ids of each global batch, as the ranks together read them."""
     streams = [
-        TrainLoader(
+        PositionedTrainLoader(
             Numbers(length),
             SampleOrder(Shuffled(length, seed=1), global_batch_size=batch, drop_last=False),
             rank=rank,
@@ -67,7 +67,7 @@ def test_workers_that_read_ahead_do_not_change_what_is_read() -> None:
 
 
 def test_a_rank_without_a_sample_gets_a_stand_in() -> None:
-    loader = TrainLoader(
+    loader = PositionedTrainLoader(
         Numbers(3),
         SampleOrder(Shuffled(3, seed=0), global_batch_size=3, drop_last=False),
         rank=4,
@@ -86,7 +86,9 @@ def test_augmentation_is_keyed_by_epoch_and_sample_not_by_batch() -> None:
         found = {}
         for rank in range(world_size):
             order = SampleOrder(Shuffled(40, seed=0), global_batch_size=10, drop_last=False)
-            loader = TrainLoader(Marked(40), order, rank=rank, world_size=world_size, grad_accum_steps=1, num_workers=0, pin_memory=False)
+            loader = PositionedTrainLoader(
+                Marked(40), order, rank=rank, world_size=world_size, grad_accum_steps=1, num_workers=0, pin_memory=False
+            )
             for micro_batch in islice(loader.micro_batches(0), 4):
                 found.update(micro_batch.batch.tolist())
         return found
@@ -136,7 +138,7 @@ def loaders(source: str, world_size: int) -> list[Any]:
     for rank in range(world_size):
         split: dict[str, Any] = {"rank": rank, "world_size": world_size, "grad_accum_steps": 2, "num_workers": 0, "pin_memory": False}
         if source == "stream":
-            made.append(StreamLoader(Stream(Counting(100), None), BatchOrder(100, global_batch_size=8, drop_last=True), **split))
+            made.append(StreamTrainLoader(Stream(Counting(100), None), BatchOrder(100, global_batch_size=8, drop_last=True), **split))
         else:
             parts = components("trainer.grad_accum_steps=2", "loader.micro_batch_size=4", "loader.drop_last=true")
             made.append(parts.train_loader)
@@ -148,7 +150,7 @@ def loaders(source: str, world_size: int) -> list[Any]:
 def test_every_step_has_the_first_steps_tensors(source: str, world_size: int, samples: int) -> None:
     for plain, given in zip(loaders(source, world_size), loaders(source, world_size), strict=True):
         first = list(islice(plain.micro_batches(0), 2))
-        found = list(islice(OneBatch(given).micro_batches(samples), 6))
+        found = list(islice(OneBatchTrainLoader(given).micro_batches(samples), 6))
         for number, micro_batch in enumerate(found):
             torch.testing.assert_close(micro_batch.batch, first[number % 2].batch, rtol=0, atol=0)
             assert micro_batch.is_stand_in == first[number % 2].is_stand_in
@@ -156,7 +158,7 @@ def test_every_step_has_the_first_steps_tensors(source: str, world_size: int, sa
 
 def test_a_model_that_changes_its_inputs_changes_its_own() -> None:
     (given,) = loaders("stream", 1)
-    stream = OneBatch(given).micro_batches(0)
+    stream = OneBatchTrainLoader(given).micro_batches(0)
     first = next(stream).batch
     kept = first.clone()
     first.zero_()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_train.interfaces import Sampler
-from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.loader import PositionedTrainLoader
 from ddp_train.loader.order import BatchPlan, GlobalBatch, SampleOrder, share
 from ddp_train.loader.sampler import Balanced, Bucketed, Shuffled, Weighted
 from tests.unit.loader.numbers import Numbers
@@ -61,7 +61,7 @@ def test_the_ranks_read_the_slices_of_the_order_through_any_stops_and_changes_of
     samples = 0
     for world_size, parts, steps in segments:
         streams = [
-            TrainLoader(
+            PositionedTrainLoader(
                 Numbers(length),
                 pickle.loads(pickle.dumps(order)),
                 rank=rank,
@@ -215,7 +215,9 @@ def test_any_number_of_ranks_reads_the_same_global_batches_from_anywhere(
     for rank in range(world_size):
         order = SampleOrder(Shuffled(epoch_size, seed=3), global_batch_size=size, drop_last=False, changes=changes)
         split = {"rank": rank, "world_size": world_size, "num_workers": 0, "pin_memory": False}
-        loader = TrainLoader(Numbers(epoch_size), order, **split, grad_accum_steps=most, num_micro_batches_of=num_micro_batches_of)  # type: ignore[arg-type]
+        loader = PositionedTrainLoader(
+            Numbers(epoch_size), order, **split, grad_accum_steps=most, num_micro_batches_of=num_micro_batches_of
+        )
         samples = order.samples_after(first)
         stream = loader.micro_batches(samples)  # in the middle, without a batch before
         for step in range(first, steps):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ddp_train.errors import ConfigError, ConfigErrors, DataError, UserError
 from ddp_train.interfaces import Indices, Sampler
 from ddp_train.loader.dataset_adapter import as_source
-from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.loader import PositionedTrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Balanced, Bucketed, Iterated, Shuffled, Weighted, read_weights, sampler_from
 from tests.unit.loader.numbers import Numbers
@@ -67,7 +67,9 @@ def test_workers_draw_what_the_rank_would() -> None:
     for num_workers in (0, 2):
         order = SampleOrder(draws()["bucketed weighted"], global_batch_size=32, drop_last=False)
         order.indices(0, 0, 1)  # with a block at hand
-        loader = TrainLoader(Numbers(3000), order, rank=0, world_size=1, grad_accum_steps=1, num_workers=num_workers, pin_memory=False)
+        loader = PositionedTrainLoader(
+            Numbers(3000), order, rank=0, world_size=1, grad_accum_steps=1, num_workers=num_workers, pin_memory=False
+        )
         stream = loader.micro_batches(32)
         read.append([micro_batch.batch.tolist() for micro_batch in islice(stream, 4)])
         stream.close()  # type: ignore[attr-defined]

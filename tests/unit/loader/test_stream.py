@@ -14,17 +14,17 @@ from ddp_train.errors import ConfigError, ConfigErrors, DataError
 from ddp_train.loader.dataset_adapter import Stream, is_stream
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.loader.stream import StreamEvaluationLoader, StreamLoader, shard
+from ddp_train.loader.stream import StreamEvaluationLoader, StreamTrainLoader, shard
 from tests.unit.loader.streams import Counting, Sharding, Stateful, hugging_face, make
 from tests.unit.parts import checked, components
 
 
 def loader(
     dataset: Any, *, rank: int = 0, world_size: int = 1, batch: int = 12, parts: int = 1, workers: int = 0, fields: list[str] | None = None
-) -> StreamLoader:
+) -> StreamTrainLoader:
     stream = Stream(dataset, fields)
     order = BatchOrder(stream.length, global_batch_size=batch)
-    return StreamLoader(stream, order, rank=rank, world_size=world_size, grad_accum_steps=parts, num_workers=workers, pin_memory=False)
+    return StreamTrainLoader(stream, order, rank=rank, world_size=world_size, grad_accum_steps=parts, num_workers=workers, pin_memory=False)
 
 
 def ids(micro_batches: list[MicroBatch]) -> list[list[int]]:
@@ -68,7 +68,7 @@ def test_a_state_continues_after_what_was_consumed_not_after_what_was_read_ahead
 ) -> None:
     dataset = make(kind, tmp_path, length=52)
 
-    def new() -> StreamLoader:
+    def new() -> StreamTrainLoader:
         return loader(copy.deepcopy(dataset), rank=rank, world_size=world_size, parts=parts, workers=workers)
 
     first = new()

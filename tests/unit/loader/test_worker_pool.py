@@ -15,7 +15,7 @@ import torch
 
 from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import Indices
-from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.loader import PositionedTrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.loader.worker_pool import SharedBatch
@@ -29,7 +29,7 @@ def test_a_sample_that_kills_a_worker_is_found() -> None:
 
 def test_a_worker_that_is_killed_from_outside_is_named_with_what_it_read() -> None:
     order = SampleOrder(Shuffled(32, seed=0), global_batch_size=8, drop_last=False)
-    loader = TrainLoader(Numbers(32), order, rank=0, world_size=1, grad_accum_steps=1, num_workers=1, pin_memory=False)
+    loader = PositionedTrainLoader(Numbers(32), order, rank=0, world_size=1, grad_accum_steps=1, num_workers=1, pin_memory=False)
     stream = loader.micro_batches(0)
     next(stream)
     for worker in multiprocessing.active_children():
@@ -63,9 +63,9 @@ def pinning(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def of_pinned(source: Numbers, *, workers: int) -> TrainLoader:
+def of_pinned(source: Numbers, *, workers: int) -> PositionedTrainLoader:
     order = SampleOrder(Shuffled(32, seed=0), global_batch_size=8, drop_last=False)
-    return TrainLoader(source, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=workers, pin_memory=True)
+    return PositionedTrainLoader(source, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=workers, pin_memory=True)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -4,7 +4,7 @@ import torch
 
 from ddp_train.data.images.image_array import ImageArray, random_crop, random_flip, random_integers
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces.batch import finished
+from ddp_train.interfaces.batch import normalise_and_mix
 from tests.unit.data_files import random_images
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
@@ -112,7 +112,7 @@ def test_of_bytes_the_same_is_mirrored_at_the_border_and_flipped() -> None:
     there.give_pixels()
     indices = np.asarray([3, 1, 1, 19, 0])
     found = [each.augment(each.batch(indices), keys_of(5)) for each in (here, there)]
-    assert torch.equal(finished(found[1])[0], found[0][0])
+    assert torch.equal(normalise_and_mix(found[1])[0], found[0][0])
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])

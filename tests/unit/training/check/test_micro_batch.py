@@ -18,7 +18,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigErrors, RunError
 from ddp_train.interfaces import Run
 from ddp_train.interfaces.batch import batch_size
-from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.loader import PositionedTrainLoader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build.build import build
@@ -73,16 +73,16 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
 
 def _let_be(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = TrainLoader.of_size
+    read = PositionedTrainLoader.of_size
 
-    def of_size(self: TrainLoader, size: int) -> MicroBatch:
+    def of_size(self: PositionedTrainLoader, size: int) -> MicroBatch:
         batch = read(self, size)
         fake.holds(batch)
         return batch
 
     monkeypatch.setattr("ddp_train.config.batch_sizes.resolve_device", lambda device: "cuda")
     monkeypatch.setattr(micro_batch, "DeviceMemory", lambda device: fake)
-    monkeypatch.setattr(TrainLoader, "of_size", of_size)
+    monkeypatch.setattr(PositionedTrainLoader, "of_size", of_size)
 
 
 def test_sizes_are_parts_of_a_share_and_the_search_finds_the_largest_in_few_tries() -> None:
@@ -130,7 +130,7 @@ def test_all_ranks_agree_where_one_has_less(monkeypatch: pytest.MonkeyPatch, dev
     for own, each in zip(devices, parts, strict=True):
         each.train_loader.of_size = partial(_read_on, own, each.train_loader.of_size)  # type: ignore[method-assign]
     monkeypatch.setattr(micro_batch, "DeviceMemory", lambda device: devices[device.index])
-    monkeypatch.setattr(micro_batch, "untouched", lambda *_: nullcontext())  # what it puts back is of the process, which they share
+    monkeypatch.setattr(micro_batch, "restoring_state", lambda *_: nullcontext())  # what it puts back is of the process, which they share
     monkeypatch.setattr(micro_batch, "try_training", lambda *_: None)
     assert on_all(3, lambda rank: largest_micro_batch(parts[rank], worlds[rank], most=60)) == [7, 7, 7]
     assert max(devices[0].tried) < 60  # nobody goes on without the others
@@ -152,13 +152,13 @@ def test_where_ranks_compute_together_no_size_is_tried_that_could_run_out(monkey
     assert max(fake.tried) <= 17
 
     monkeypatch.setattr(fake, "_samples", 60)
-    monkeypatch.setattr(TrainLoader, "of_size", _raise)
+    monkeypatch.setattr(PositionedTrainLoader, "of_size", _raise)
     monkeypatch.setattr(micro_batch, "try_training", lambda *_: None)
     with pytest.raises(torch.OutOfMemoryError):  # what cannot be taken back ends the run
         largest_micro_batch(parts, alone(), most=60)
 
 
-def _raise(self: TrainLoader, size: int) -> MicroBatch:
+def _raise(self: PositionedTrainLoader, size: int) -> MicroBatch:
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
@@ -176,7 +176,7 @@ def test_a_device_without_room_for_one_sample_ends_the_run_and_another_error_is_
 def test_the_longest_samples_are_tried() -> None:
     parts = components()
     loader = parts.train_loader
-    assert isinstance(loader, TrainLoader)
+    assert isinstance(loader, PositionedTrainLoader)
     source: Any = loader._reader.samples.source  # type: ignore[attr-defined]
     source.__class__ = type("Measured", (type(source),), {"lengths": property(lambda self: torch.arange(640).numpy())})
     expected, _ = loader.source.batch(torch.arange(635, 640).numpy())
