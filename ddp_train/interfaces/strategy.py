@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ddp_train.traits import Adapted, StrategyConstants
@@ -76,6 +75,7 @@ class Strategy(StrategyConstants, ABC):
     graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
     local_weights: LocalWeights | None = None  # each rank steps its own; None: after a step all are the same
+    exchange_is_timed: bool = False  # that within backward, by `watch_exchange`; else its time is in forward's and backward's
     _exchange_context: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @abstractmethod
@@ -126,24 +126,9 @@ class Strategy(StrategyConstants, ABC):
         """Let `exchanging` return `context()` from now on; the loop calls it, before the first step."""
         self._exchange_context = context
 
-    def why_not_timed(self, wrapped: nn.Module) -> str:
-        """Return why `watch_exchange` cannot time an exchange within backward; "": it can, as by default that of torch's DDP."""
-        if any(isinstance(part, nn.SyncBatchNorm) for part in wrapped.modules()):
-            return "batch norm of all ranks' samples exchanges within forward and backward, while they compute"
-        is_timed = self.local_weights is not None or isinstance(wrapped, DistributedDataParallel)
-        return "" if is_timed else f"{type(self).__name__} exchanges within forward and backward, while they compute"
-
     def watch_exchange(self, wrapped: nn.Module, on_begin: Callable[[], object]) -> Callable[[], object]:
-        """Call something in each backward when all gradients are there, and what it then waits for is not; return what ends that.
-
-        Torch calls what was queued in a backward at its end, and in this order: DDP queues its wait with the last gradient. Where a step
-        has no gradient for the module's first parameter, it is not called.
-        """
-        if not isinstance(wrapped, DistributedDataParallel):
-            return lambda: None
-        engine: Any = torch.autograd.Variable._execution_engine
-        first = next(parameter for parameter in wrapped.parameters() if parameter.requires_grad)
-        return first.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(on_begin)).remove  # type: ignore[no-any-return]
+        """Call something in each backward when all gradients are there, and what it then waits for is not; return what ends that."""
+        return lambda: None
 
     def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
         """Tell, after the optimizer's step, whether gradients are better zeroed in place than set to None; of several micro-batches."""

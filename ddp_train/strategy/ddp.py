@@ -33,6 +33,7 @@ class DDP(Strategy):
     """
 
     has_buckets = True
+    exchange_is_timed = True
     refuses_accumulation = ("static_graph",)  # pytorch issue 143580
     gradients_stay_with: ClassVar = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
     needs_gpu: ClassVar[Mapping[str, NeedsGpu]] = {
@@ -50,28 +51,21 @@ class DDP(Strategy):
         reduce_dtype: Literal["bfloat16", "float16"] | None = None,
         sync_batchnorm: bool = False,
     ) -> None:
-        self.gradient_as_bucket_view = gradient_as_bucket_view
-        self.graph_is_static = static_graph
-        self.find_unused_parameters = find_unused_parameters
-        self.bucket_cap_mb = bucket_cap_mb
-        self.reduce_dtype = reduce_dtype
-        self.sync_batchnorm = sync_batchnorm
-        self._nothing_to_skip: AbstractContextManager[None] = nullcontext()
+        self.graph_is_static, self._reduce_dtype, self._sync_batchnorm = static_graph, reduce_dtype, sync_batchnorm
+        self._ddp_options: dict[str, Any] = {
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "static_graph": static_graph,
+            "find_unused_parameters": find_unused_parameters,
+            "bucket_cap_mb": bucket_cap_mb,
+        }
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         model = model.to(device)
         if world_size == 1 and not dist.is_initialized():
             return model
-        if self.sync_batchnorm:
+        if self._sync_batchnorm:
             model = _synchronised(model)
-        module = _DDPModule(
-            model,
-            device_ids=[device] if device.type == "cuda" else None,
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
-            static_graph=self.graph_is_static,
-            find_unused_parameters=self.find_unused_parameters,
-            bucket_cap_mb=self.bucket_cap_mb,
-        )
+        module = _DDPModule(model, device_ids=[device] if device.type == "cuda" else None, **self._ddp_options)
         module.exchanging = self.exchanging
         if (hook := self._comm_hook()) is not None:
             module.register_comm_hook(None, hook)
@@ -84,12 +78,23 @@ class DDP(Strategy):
         so in 2.13), and where it does not, stops all-reducing from the second step on (torch pull request 187732).
         """
         if not isinstance(wrapped, DistributedDataParallel):
-            return self._nothing_to_skip
+            return nullcontext()
         if self.graph_is_static:
             happened = "is true, and the step accumulates micro-batches, whose gradients torch reduces wrongly (pytorch issue 143580)"
             raise conflict("strategy.static_graph", happened, "false, or trainer.grad_accum_steps=1")
         context: AbstractContextManager[None] = wrapped.no_sync()
         return context
+
+    def watch_exchange(self, wrapped: nn.Module, on_begin: Callable[[], object]) -> Callable[[], object]:
+        """Let torch call what was queued in a backward at its end, in this order: DDP queues its wait with the last gradient.
+
+        Where a step has no gradient for the module's first parameter, nothing is called.
+        """
+        if not isinstance(wrapped, DistributedDataParallel):
+            return lambda: None
+        engine: Any = torch.autograd.Variable._execution_engine
+        first = next(parameter for parameter in wrapped.parameters() if parameter.requires_grad)
+        return first.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(on_begin)).remove  # type: ignore[no-any-return]
 
     def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
         """Tell whether gradients stay in the buckets. Else the first micro-batch of a step allocates them again, next to the buckets.
@@ -101,11 +106,11 @@ class DDP(Strategy):
 
     def _comm_hook(self) -> Callable[[Any, Any], Future[Tensor]] | None:
         """Return torch's hook that exchanges a bucket of gradients in another type; None: torch's own way."""
-        if self.reduce_dtype is None:
+        if self._reduce_dtype is None:
             return None
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # which takes its time
 
-        return default_hooks.bf16_compress_hook if self.reduce_dtype == "bfloat16" else default_hooks.fp16_compress_hook
+        return default_hooks.bf16_compress_hook if self._reduce_dtype == "bfloat16" else default_hooks.fp16_compress_hook
 
 
 def _synchronised(model: nn.Module) -> nn.Module:

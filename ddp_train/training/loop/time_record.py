@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.distributed import DistError
 
 from ddp_train.distributed.store import round_trip_s
@@ -29,6 +30,7 @@ from ddp_train.system import process_env
 from ddp_train.system.phase import PART_OF_PHASE, Part, Phase
 from ddp_train.training.loop.train_step import Mark
 from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.records import run_event
@@ -135,9 +137,9 @@ class TimeRecord:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._world, self._services = trainer, trainer.world, trainer.services
-        strategy, turns = trainer.components.strategy, trainer.components.turns.values()
-        reasons = [reason for turn in turns if self._world.size > 1 and (reason := strategy.why_not_timed(turn.wrapped))]
-        self._not_split = {Part.COMMUNICATION: reasons[0]} if reasons else {}
+        hidden = _hidden_exchange(trainer.components) if self._world.size > 1 else ""
+        reason = f"{hidden} exchanges within forward and backward, while they compute"
+        self._not_split = {Part.COMMUNICATION: reason} if hidden else {}
         self.split = (DeviceTimeSplit if self._world.device.type == "cuda" else TimeSplit)(self._not_split)
         self._end_watches: list[Callable[[], object]] = []
         self._round_trip = 0.0  # seconds of a message to the ranks' store and back; 0: not known
@@ -228,3 +230,11 @@ class TimeRecord:
         line = {"step": step, "time": round(taken, 3), "seconds": round(self._taken - self._written, 6), "steps": step - self._written_step}
         self._services.records.write_times({**line, "ranks": rows})
         self._written, self._written_step, self._written_totals = self._taken, step, totals
+
+
+def _hidden_exchange(components: Components) -> str:
+    """Return what exchanges while forward and backward compute, so that no time of its own is known; "": nothing does."""
+    if any(isinstance(part, nn.SyncBatchNorm) for turn in components.turns.values() for part in turn.wrapped.modules()):
+        return "batch norm of all ranks' samples"
+    strategy = components.strategy
+    return "" if strategy.exchange_is_timed or strategy.local_weights is not None else type(strategy).__name__

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from ddp_train.interfaces import LocalWeights
-from ddp_train.interfaces import strategy as strategies
 from ddp_train.interfaces.strategy import (
     AdaptedStrategy,
     RankMemory,
@@ -88,35 +84,3 @@ def test_a_strategy_without_prepare_is_refused_by_that_name() -> None:
 
     with pytest.raises(TypeError, match=r"Unfinished.*prepare"):
         Unfinished()  # type: ignore[abstract]
-
-
-class Plain(Strategy):
-    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        return model
-
-
-def test_what_comes_after_the_gradients_is_called_once_in_each_backward_when_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, found = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), list[list[bool]]()
-    monkeypatch.setattr(strategies, "DistributedDataParallel", nn.Sequential)
-    end = Plain().watch_exchange(net, lambda: found.append([each.grad is not None for each in net.parameters()]))
-
-    def step() -> None:
-        net.zero_grad()
-        net(torch.ones(1, 2)).sum().backward()
-
-    step()
-    step()
-    end()
-    step()
-    assert found == [[True] * 4] * 2
-
-
-def test_torchs_ddp_and_local_weights_are_timed_and_another_exchange_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy, local = Plain(), Plain()
-    local.local_weights = cast("LocalWeights", object())
-    assert strategy.why_not_timed(nn.Linear(2, 2)).startswith("Plain exchanges within") and local.why_not_timed(nn.Linear(2, 2)) == ""
-    strategy.watch_exchange(nn.Linear(2, 2), lambda: None)()
-    monkeypatch.setattr(strategies, "DistributedDataParallel", nn.Linear)
-    assert strategy.why_not_timed(nn.Linear(2, 2)) == ""
-    for one in (strategy, local):
-        assert one.why_not_timed(nn.Sequential(nn.SyncBatchNorm(2))).startswith("batch norm of all ranks' samples")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -97,3 +97,25 @@ def test_parameters_without_a_gradient_are_named_with_the_key_that_allows_them()
             allowed(torch.ones(2, 4)).sum().backward()
     finally:
         dist.destroy_process_group()
+
+
+def test_what_comes_after_the_gradients_is_called_once_in_each_backward_when_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, found = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), list[list[bool]]()
+
+    def step() -> None:
+        net.zero_grad()
+        net(torch.ones(1, 2)).sum().backward()
+
+    def watch() -> Callable[[], object]:
+        return DDP().watch_exchange(net, lambda: found.append([each.grad is not None for each in net.parameters()]))
+
+    watch()  # one rank trains the plain model
+    step()
+    assert DDP.exchange_is_timed and found == []
+    monkeypatch.setattr(ddp, "DistributedDataParallel", nn.Sequential)
+    end = watch()
+    step()
+    step()
+    end()
+    step()
+    assert found == [[True] * 4] * 2

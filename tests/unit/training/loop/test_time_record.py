@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from ddp_train.interfaces import Strategy
+from ddp_train.strategy.ddp import DDP
+from ddp_train.strategy.local_sgd import LocalSGD
 from ddp_train.system.phase import Part, Phase
 from ddp_train.training.loop import time_record
 from ddp_train.training.loop.hooks import Hooks
@@ -131,16 +134,29 @@ def test_events_are_used_again() -> None:
     assert len(made) < 2000
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_communication_is_not_split_where_the_strategy_says_why_and_ranks_are_several(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(Strategy, "why_not_timed", lambda strategy, wrapped: "hidden")
+@pytest.mark.parametrize(("size", "is_local"), [(1, False), (2, False), (2, True)])
+def test_communication_is_split_but_where_several_ranks_exchange_within_backward_unseen(
+    monkeypatch: pytest.MonkeyPatch, size: int, is_local: bool
+) -> None:
+    assert not Strategy.exchange_is_timed and DDP.exchange_is_timed
+    monkeypatch.setattr(DDP, "exchange_is_timed", False)
+    monkeypatch.setattr(DDP, "local_weights", LocalSGD() if is_local else None)
     record = TimeRecord(trainer(components("trainer.max_steps=1"), world=replace(alone(), size=size)))
-    assert record.split.seconds() and record._not_split == ({Part.COMMUNICATION: "hidden"} if size > 1 else {})
+    reason = "DDP exchanges within forward and backward, while they compute"
+    assert record.split.seconds() and record._not_split == ({Part.COMMUNICATION: reason} if size > 1 and not is_local else {})
+
+
+def test_communication_is_not_split_where_batch_norms_exchange_whatever_the_strategy_says() -> None:
+    parts = components("trainer.max_steps=1")
+    synchronised = nn.ModuleList([*(turn.wrapped for turn in parts.turns.values()), nn.SyncBatchNorm(2)])
+    parts = replace(parts, turns={name: replace(turn, wrapped=synchronised) for name, turn in parts.turns.items()})
+    reason = TimeRecord(trainer(parts, world=replace(alone(), size=2)))._not_split[Part.COMMUNICATION]
+    assert reason.startswith("batch norm of all ranks' samples")
 
 
 def test_a_strategy_tells_when_its_exchange_begins_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     begins, ended = list[Callable[[], object]](), list[str]()
-    monkeypatch.setattr(Strategy, "watch_exchange", lambda strategy, wrapped, begin: begins.append(begin) or (lambda: ended.append("end")))
+    monkeypatch.setattr(DDP, "watch_exchange", lambda strategy, wrapped, begin: begins.append(begin) or (lambda: ended.append("end")))
     one_run = trainer(components("trainer.max_steps=1"))
     one_run.train()
     assert len(begins) == 1 and ended == []
