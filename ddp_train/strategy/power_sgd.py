@@ -79,7 +79,7 @@ class PowerSGD(DDP):
         thin = [each for each in trained_module.parameters() if world_size > 1 and each.requires_grad and self._is_compressed(each)]
         return RankMemory(exchange_bytes=sum(4 * (each.numel() + self._rank * each[0].numel()) for each in thin))
 
-    def _hook(self) -> Callable[[Any, Any], Future[Tensor]]:
+    def _comm_hook(self) -> Callable[[Any, Any], Future[Tensor]]:
         from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook  # which takes its time
 
         return noop_hook  # gradients stay as they are: they are exchanged after backward

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError
 from ddp_train.strategy import ddp
 from ddp_train.strategy.ddp import DDP
+from ddp_train.strategy.power_sgd import PowerSGD
 from ddp_train.strategy.zero1 import Zero1
 
 
@@ -55,11 +56,18 @@ def test_gradients_travel_in_the_type_that_is_asked_for(group: None, kind: type[
         assert torch.equal(found, exact) == (dtype is None)
 
 
-@pytest.mark.parametrize(("dtype", "hook"), [("float16", "fp16_compress_hook"), ("bfloat16", "bf16_compress_hook")])
-def test_each_type_has_torchs_own_hook(group: None, monkeypatch: pytest.MonkeyPatch, dtype: Any, hook: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "hook"),
+    [
+        (DDP(reduce_dtype="float16"), "fp16_compress_hook"),
+        (DDP(reduce_dtype="bfloat16"), "bf16_compress_hook"),
+        (PowerSGD(), "noop_hook"),  # DDP exchanges nothing: whole gradients would travel, too
+    ],
+)
+def test_buckets_are_exchanged_by_torchs_own_hooks(group: None, monkeypatch: pytest.MonkeyPatch, strategy: DDP, hook: str) -> None:
     registered = []
     monkeypatch.setattr(ddp.DistributedDataParallel, "register_comm_hook", lambda module, state, hook: registered.append(hook.__name__))
-    DDP(reduce_dtype=dtype).prepare(nn.Linear(2, 2), torch.device("cpu"), 2)
+    strategy.prepare(nn.Linear(2, 2), torch.device("cpu"), 2)
     assert registered == [hook]
 
 
