@@ -110,7 +110,7 @@ class StepAgreement:
         self._has_asked_to_save = False  # written by the main thread
 
     def open(self, result: MessageKind, *, position: int) -> None:
-        """Answer a message with the step that this rank has begun, which begins no other before all have answered; the last sends `result`."""
+        """Answer a message with this rank's newest step; it begins no other before all have answered, and the last sends `result`."""
         if not self._num_open:
             self._gate.acquire()
         self._num_open += 1
