@@ -11,7 +11,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def best_dtype(device: torch.device) -> str | None:
-    """Return what `dtype=auto` means on a device: "bfloat16" on a GPU that computes it in hardware, else None, float32 throughout."""
+    """Return the type that `dtype=auto` stands for on a device: "bfloat16" on a GPU that computes it in hardware, else None: float32."""
     return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else None
 
 

@@ -76,7 +76,7 @@ class ConfigErrors(UserError):
 
 
 def conflict(key: str, happened: str, to: object, *, expected: str = "one of the two") -> ConfigError:
-    """Return what is wrong with a key whose value excludes another one: `key=to` would do."""
+    """Return the error for a key whose value excludes another one; `key=to` is the fix."""
     return ConfigError(key=key, happened=happened, expected=expected, fix=f"{key}={to}")
 
 

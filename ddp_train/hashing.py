@@ -42,7 +42,7 @@ def mix(values: Values) -> Values:
 
 
 def fingerprint_of(file: BinaryIO) -> dict[str, int | str]:
-    """Return what tells a file from another, and close it."""
+    """Return the identity of a file, and close it."""
     with file:
         first = file.read(_BYTES)
         size = file.seek(0, os.SEEK_END)

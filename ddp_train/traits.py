@@ -1,4 +1,4 @@
-"""What a class tells of itself, which the check before the start and the ranks ask alike; and what an object has. Imports no torch.
+"""What the class of a component declares, for the check before the start and for the ranks; and members of objects. Imports no torch.
 
 The class of a component, of any package, may declare the constants below, as literals (docs/components.md has them as a table). The check
 reads those of our classes from their source (`config/targets/locate.py`) and need not import torch.
@@ -130,7 +130,7 @@ def follows_a_metric(target: object) -> bool:
 
 
 def loss_unit(kind: type) -> Literal["sample", "token", "next_token"]:
-    """Return what the loss that a model returns is the mean over, by the name of its class or of one that it is derived from.
+    """Return the unit that a model's own loss is the mean over, by the name of its class or of one of its bases.
 
     Raises ConfigError: no name tells.
     """
@@ -178,7 +178,7 @@ def member_of(target: Any, name: str, default: Any = None) -> Any:
 
 
 def lacking(target: Any, interface: type) -> list[str]:
-    """Return what an object lacks of an interface: of what is abstract in a base class, of all that a protocol has."""
+    """Return the members of an interface that an object lacks: the abstract ones of a base class, all of a protocol."""
     names = dict.fromkeys(name for each in reversed(interface.__mro__) for name in (*get_annotations(each), *vars(each)))
     needed = getattr(interface, "__abstractmethods__", None) or {name for name in names if not name.startswith("_")}
     return [name for name in names if name in needed and member_of(target, name) is None]

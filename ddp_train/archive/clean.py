@@ -52,7 +52,7 @@ def kept(index: Index, rules: Sequence[str]) -> set[str]:
 
 
 def removals(index: Index, *, where: str, rules: Sequence[str], only_checkpoints: bool) -> list[Removal]:
-    """Return what can be removed of the runs of an index: of none that a rule keeps, that waits or runs, or that is not surely a run."""
+    """Return the removable parts of an index's runs: of none that a rule keeps, that waits or runs, or that may be no run."""
     keep, found = kept(index, rules), []
     ended = [row for row in index.rows(where=where) if row["status"] not in (Status.QUEUED, Status.RUNNING)]
     rows = [row for row in ended if row["folder"] not in keep and not (row["sweep"] and folder_lock.is_held(Path(row["sweep"])))]

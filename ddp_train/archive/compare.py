@@ -102,7 +102,7 @@ def _code(run: ArchivedRun) -> dict[str, Any]:
 
 
 def environment_facts(run: ArchivedRun) -> dict[str, Any]:
-    """Return what a run has run on and with, by names for people."""
+    """Return the environment of a run, by names for people."""
     ranks = run.environment.get("ranks") or []
     facts = {name: run.environment.get(name) for name in _ENVIRONMENT}
     each = {name: sorted({str(rank.get(key)) for rank in ranks}) for name, key in (("devices", "device"), ("threads of a rank", "threads"))}

@@ -71,12 +71,12 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
 
 
 def settings_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what runs of one group have in common."""
+    """Return the key of a run's group: runs with the same settings are one group."""
     return row["settings"], row.get(_CUT)
 
 
 def labels(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what tells each row from all others: what was typed, and where that is the same the keys in which those rows differ."""
+    """Return the settings that tell each row from all others: the typed ones, and for rows with the same ones the keys that differ."""
     found, same = distinct_words(rows, _is_setting), dict[str, list[int]]()
     for i, label in enumerate(found):
         same.setdefault(label, []).append(i)

@@ -175,7 +175,7 @@ def _runs_below(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _load(file: Path) -> Kept:
-    """Return what an index file holds; {}: there is none, or a damaged one."""
+    """Return the content of an index file; {}: there is none, or a damaged one."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{file.absolute().as_uri()}?immutable=1", uri=True)) as database:
         return {stamp: (facts, named) for stamp, facts, named in database.execute("SELECT stamp, facts, named FROM runs")}
     return {}
@@ -227,7 +227,7 @@ def _stamp(folder: str, entries: Mapping[str, os.DirEntry[str]]) -> str:
 
 
 def row_of(facts: str, named: str) -> dict[str, Any]:
-    """Return what `read` returns as a row."""
+    """Return the result of `read` as a row."""
     columns: dict[str, Any] = json.loads(facts)
     return {**columns, **json.loads(named), **columns}
 

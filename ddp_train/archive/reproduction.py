@@ -74,7 +74,7 @@ def code_of(run: ArchivedRun) -> list[CodeFolder]:
 
 
 def changed_code(folders: list[CodeFolder]) -> Iterator[str]:
-    """Say where the code that can be put back here is not what the run used."""
+    """Describe where the code that can be put back here differs from the run's."""
     for code in folders:
         try:
             if code.commit:

@@ -34,7 +34,7 @@ class CatalogEntry:
 
 
 def ranking_for(goals: Mapping[str, Goal], *, metric: str | None, is_evaluated: bool) -> Ranking:
-    """Return by which metric a run's checkpoints are compared: the user's choice `metric`, or the first of the objective's `goals`.
+    """Return the metric by which a run's checkpoints are compared: the user's choice `metric`, or the first of the objective's `goals`.
 
     A run that does not evaluate has the training loss alone. Raises ConfigError: there is no such metric, or it has no direction.
     """
@@ -61,9 +61,9 @@ def all_entries(folder: Path) -> list[CatalogEntry]:
 
 
 def candidates(name: Path) -> list[Path]:
-    """Return the checkpoints that a path like RUN/checkpoints/best may mean: the first one that is undamaged.
+    """Return the checkpoints for a name like RUN/checkpoints/best, in the order of preference: the first undamaged one is used.
 
-    The best ones are compared as the newest checkpoint's run does it.
+    The newest checkpoint's manifest says by which metric they are compared.
     """
     entries = saved_checkpoints(name.parent)
     if name.name == LAST:
@@ -73,15 +73,15 @@ def candidates(name: Path) -> list[Path]:
 
 
 def find_checkpoint(path: Path, damage_of: Callable[[Path], str | None], *, key: str) -> Path:
-    """Return the undamaged checkpoint that `path` is, or that its name RUN/checkpoints/best or last names; say which were passed over.
+    """Return the undamaged checkpoint at `path`, or the one that RUN/checkpoints/best or last stands for; print which are not used.
 
-    `damage_of`: that of `read`; `key`: the config key that has the path. Raises UserError: there is none.
+    `damage_of`: the function of `read`; `key`: the config key that has the path. Raises UserError: there is none.
     """
     if not is_name(path):
         if damage := damage_of(path):
             raise UserError(key=key, happened=f"{path}: {damage}", expected="a checkpoint that is complete and undamaged")
         return path
-    foreign = [entry.path for entry in all_entries(path.parent) if entry.is_foreign]  # they are named, and passed over
+    foreign = [entry.path for entry in all_entries(path.parent) if entry.is_foreign]  # printed, and not used
     for checkpoint in [*foreign, *require_candidates(path, key=key)]:
         damage = damage_of(checkpoint)
         if damage is None:
@@ -91,7 +91,7 @@ def find_checkpoint(path: Path, damage_of: Callable[[Path], str | None], *, key:
 
 
 def require_candidates(name: Path, *, key: str) -> list[Path]:
-    """Return the checkpoints that a name may mean. Raises ConfigError: there is none or, for `best`, none that has the metric."""
+    """Return the checkpoints that a name may stand for. Raises ConfigError: there is none or, for `best`, none with the metric."""
     if checkpoints := candidates(name):
         return checkpoints
     happened = f"there is no complete checkpoint in {name.parent}"
@@ -105,7 +105,7 @@ def require_candidates(name: Path, *, key: str) -> list[Path]:
 
 
 def set_aside(folder: Path, *, from_step: int, chosen: Path | None) -> list[str]:
-    """Rename the checkpoints of a run from a step on but for the chosen one, and those of other runs; return the new names."""
+    """Rename a run's checkpoints from a step on except the chosen one, and all of other runs; return the new names."""
     foreign = [entry.path for entry in all_entries(folder) if entry.is_foreign]
     new_names = []
     for left_behind in [path for step, path in step_folders(folder) if path in foreign or (step >= from_step and path != chosen)]:

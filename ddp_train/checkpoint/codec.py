@@ -35,7 +35,7 @@ class Leaf:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None  # None: contiguous
-    shards: int = 1  # in how many its rows are (interfaces/strategy.py); 1: it is whole
+    shards: int = 1  # number of shards of its rows (interfaces/strategy.py); 1: the tensor is whole
 
     @property
     def numel(self) -> int:
@@ -47,7 +47,7 @@ class Leaf:
 
 
 class StateError(UserError):
-    """A checkpoint cannot hold this state, or does not hold what it should."""
+    """A state cannot be saved, or a checkpoint's content is no state."""
 
 
 def encode(state: Any, root: str) -> tuple[Any, dict[str, Tensor]]:

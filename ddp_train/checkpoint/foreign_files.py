@@ -123,7 +123,7 @@ class _InertObject:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name; nothing is imported."""
+        """Return a stand-in for a name; nothing is imported."""
         if module in ("torch", "torch.storage"):
             if name in _STORAGES or name == "UntypedStorage":
                 return _Storage("", _STORAGES.get(name))

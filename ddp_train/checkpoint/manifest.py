@@ -1,4 +1,4 @@
-"""The files of a checkpoint, which others may have made, and what its manifest.json says of them and of itself. Imports no torch.
+"""manifest.json, which lists a checkpoint's files, and the careful opening of files that others may have made. Imports no torch.
 
 `save` writes the manifest, `read` and `catalog` read it. Nothing leads out of the folder: names without a path, plain files, no links.
 """
@@ -36,7 +36,7 @@ class CheckpointError(UserError):
 
 
 class FileEntry(TypedDict):
-    """What a manifest says of one file."""
+    """A file as the manifest lists it."""
 
     bytes: int
     xxh3_128: str
@@ -160,7 +160,7 @@ def _require_name(name: str) -> None:
 
 
 def require_origin(checkpoint: Path, source: str, *, step: Any, run: Any = _ANY) -> None:
-    """Refuse what is of another step, or of another run than the folder of its checkpoint. Raises CheckpointError."""
+    """Refuse a `source` (a file or manifest) of another step or run than its checkpoint's folder. Raises CheckpointError."""
     if checkpoint.name.startswith("step_") and (type(step) is not int or checkpoint.name != step_folder(step)):
         raise CheckpointError(happened=f"{source} is of step {step}")
     run_id = RunFolder.of_checkpoint(checkpoint).run_id() if run is not _ANY else None
@@ -169,7 +169,7 @@ def require_origin(checkpoint: Path, source: str, *, step: Any, run: Any = _ANY)
 
 
 def damage_found_by(check: Callable[[], None]) -> str | None:
-    """Return the damage that a check of files finds; None: they are what was written."""
+    """Return the damage that a check of files finds, or None."""
     try:
         check()
     except CheckpointError as error:
@@ -190,7 +190,7 @@ def listed_files(checkpoint: Path) -> Mapping[str, FileEntry]:
 
 
 def compare_files(checkpoint: Path, files: Mapping[str, FileEntry], on_progress: Callable[[], None]) -> None:
-    """Compare some files with what the manifest says of them; call `on_progress` every 8 MiB. Raises CheckpointError, OSError."""
+    """Compare some files with the manifest's entries; call `on_progress` every 8 MiB. Raises CheckpointError, OSError."""
     with opened_folder(checkpoint) as folder:
         for name, expected in files.items():
             with opened_file(folder, name) as descriptor:

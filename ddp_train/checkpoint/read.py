@@ -1,4 +1,4 @@
-"""Reading: the ranks check that a checkpoint is what was written (`newest_good`, `damage_of`), and then read it into plain dicts.
+"""Reading: the ranks verify a checkpoint (`newest_good`, `damage_of`), and then read it into plain dicts.
 
 Nothing in it is executed: tensors and JSON, by our own readers.
 The shared state is read once, whatever the number of ranks: each rank reads some of the files and sends their tensors to the others. If a
@@ -36,7 +36,7 @@ _ROUND = 64 << 20  # bytes that a rank reads before it gives them to the others
 
 
 def newest_good(folder: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> Path | None:
-    """Return the newest checkpoint whose files are what its manifest says; rank 0 prints why it skips newer ones. Collective.
+    """Return the newest checkpoint whose files match its manifest; rank 0 prints why it skips newer ones. Collective.
 
     Each rank reads some of the files (no world: this process reads them all), and meanwhile calls `on_progress`.
     """
@@ -50,7 +50,7 @@ def newest_good(folder: Path, world: World | None = None, *, on_progress: Callab
 
 
 def damage_of(checkpoint: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> str | None:
-    """Compare every file with the manifest, and that with its mark; return what is wrong, or None, the same on all ranks. Collective.
+    """Compare every file with the manifest, and the manifest with its mark; return the damage, or None, the same on all ranks. Collective.
 
     Each rank reads some of the files (no world: this process reads them all), and calls `on_progress` every 8 MiB. Rank 0 alone reads the
     manifest and lists the folder: both are long for thousands of ranks; each rank gets the lines of its files.
@@ -79,7 +79,7 @@ def read_shared(
 
     Args:
         world: whose ranks each read some of the files; None: this process alone reads all of them.
-        only: the parts to read, those of them that there are; None: all.
+        only: the parts to read, if they were saved; None: all.
         lay_out: tells which tensors are to be sharded among the ranks; none: all come whole, however they were written.
         on_progress: called again and again while this rank reads.
 
@@ -105,7 +105,7 @@ def read_shared(
 
 
 class _Shared:
-    """What all ranks have, with its plain form, in the open files (by rank) of a checkpoint that `size` ranks have written."""
+    """The shared state of a checkpoint that `size` ranks have written: its plain form, and the open files by rank."""
 
     def __init__(self, plain: Any, size: int, files: Callable[[int], _File]) -> None:
         self._size, self._files = size, files
@@ -151,7 +151,7 @@ class _Shared:
 
 
 def size_of(checkpoint: Path, world: World) -> int:
-    """Return how many ranks have written a verified checkpoint. Rank 0 alone reads its manifest. Collective."""
+    """Return the number of ranks that have written a verified checkpoint. Rank 0 alone reads its manifest. Collective."""
     return world.from_main(lambda: read_manifest(checkpoint).world_size)
 
 

@@ -45,7 +45,7 @@ _KEYS = ("made", "reports", "count", "all", "outcome")  # what one save leaves i
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a checkpoint is made of, on one rank. Tensors are on any device, and are copied when it is saved."""
+    """The state that one rank gives to a save. Its tensors are on any device; the save copies them."""
 
     step: int
     shared: Mapping[str, Any]  # the same on every rank: each writes a share
@@ -119,7 +119,7 @@ class Saver:
             self.finish()
 
     def finish(self) -> str | None:
-        """Wait for the save that is under way; return what went wrong with the last one, the same on all ranks. None: it is saved.
+        """Wait for the save that is under way; return the error of the last one, the same on all ranks, or None.
 
         Raises DistError: the store in which the ranks meet is gone, and with it another rank, or the agent.
         """
@@ -147,7 +147,7 @@ class Saver:
             self._problem = write_together(pending, self._mailbox, self.world)
         except Exception as error:
             logger.exception("the checkpoint of step %d was not saved", pending.manifest.step)
-            self._error = error  # `finish` raises it in the main thread, which knows what to make of a lost store
+            self._error = error  # `finish` raises it again in the main thread, where a lost store is handled
             return
         finally:
             pending.is_written.set()
@@ -173,7 +173,7 @@ class PendingSave:
 
 @dataclass(frozen=True)
 class _Report:
-    """What a rank tells rank 0."""
+    """A rank's report to rank 0 on the writing of its share."""
 
     bytes: int
     xxh3_128: str = ""
@@ -183,7 +183,7 @@ class _Report:
 
 
 def write_together(pending: PendingSave, mailbox: Store, world: World) -> str | None:
-    """Write this rank's share and wait for the others; return what went wrong on any rank, the same on all. None: it is saved.
+    """Write this rank's share and wait for the others; return the error of any rank, the same on all, or None.
 
     Raises DistError: the store is gone, and with it the run.
     """
@@ -222,7 +222,7 @@ def _write_share(pending: PendingSave, rank: int) -> _Report:
 
 
 def _publish_or_discard(pending: PendingSave, reports: list[_Report]) -> str | None:
-    """Publish the checkpoint if all ranks have written their files, else remove them; return what went wrong, or None (rank 0)."""
+    """Publish the checkpoint if all ranks have written their files, else remove them; return the error, or None (rank 0)."""
     problems = [f"rank {rank}: {report.problem}" for rank, report in enumerate(reports) if report.problem is not None]
     problems = problems or _other_tensors(reports)
     needs_room = any(report.needs_room for report in reports)
@@ -274,7 +274,7 @@ def _other_tensors(reports: Sequence[_Report]) -> list[str]:
 
 
 def _failure_of(action: Callable[[], None]) -> tuple[str | None, bool]:
-    """Call `action`; return what went wrong, or None, and whether the disk refused it. The other ranks wait to hear it."""
+    """Call `action`; return its error, or None, and whether the disk refused it. It raises nothing: the other ranks wait for a report."""
     try:
         action()
     except DistError:

@@ -54,7 +54,7 @@ class CheckpointSchedule:
         self._metrics |= sorted(values_of(record).items())
 
     def decide(self, step: int, *, is_agreed: bool) -> bool:
-        """Decide on every rank, after a step and its evaluation, whether it is saved. `is_agreed`: `ask_to_save` has led to this step."""
+        """Decide on every rank whether to save after a step and its evaluation. `is_agreed`: `ask_to_save` has led to this step."""
         is_due = is_agreed or (self.every_steps is not None and step % self.every_steps == 0)
         if step == self._step:  # else nothing was measured
             is_due |= self.every_evaluation and any(name.startswith("eval/") for name in self._metrics)

@@ -1,4 +1,4 @@
-"""A rank's copy of what it writes of a checkpoint, in memory that is kept, laid out as its file will be."""
+"""A rank's copy of its share of a checkpoint, laid out as in its file, in memory that the next save uses again."""
 
 import ctypes
 import json
@@ -30,7 +30,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts of the process, as t
 
 @dataclass(frozen=True)
 class StagedShare:
-    """What one rank writes: a header, and the values behind it."""
+    """The content of one rank's file: a header, and the values behind it."""
 
     header: bytes
     values: Tensor  # uint8, on the CPU

@@ -29,7 +29,7 @@ _MAX_HEADER = 16 << 20  # bytes; 100,000 tensors take about 10 MB
 
 
 class TensorFileError(UserError):
-    """A file is not what its format says."""
+    """A file does not follow its format."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def write(path: str | os.PathLike[str], contents: Iterable[memoryview], *, on_pr
 
 
 def read_header(descriptor: int, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """Return the tensors of an open file by name, and its origin. Raises TensorFileError, with the file's `name`: it cannot be true."""
+    """Return the tensors of an open file by name, and its origin. Raises TensorFileError, with the file's `name`: the header is invalid."""
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if size < 8 or length > min(_MAX_HEADER, size - 8):
@@ -114,7 +114,7 @@ def read_into(descriptor: int, position: int, values: Tensor) -> None:
 
 
 def read(descriptor: int, name: str) -> dict[str, Tensor]:
-    """Return all tensors of an open file. Raises TensorFileError: the file is not what its format says."""
+    """Return all tensors of an open file. Raises TensorFileError: it does not follow its format."""
     tensors = {}
     for key, entry in read_header(descriptor, name)[0].items():
         try:

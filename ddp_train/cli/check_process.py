@@ -1,4 +1,4 @@
-"""The check of a configuration that names somebody's own components, in a process that has imported torch already.
+"""Checks a configuration with the user's own components in a process that has imported torch already.
 
 Their modules import torch, as a rule. What trains imports it, too (`launch/agent_process.py`): twice takes twice the processor time and
 memory. So a fork of that process checks, as soon as it has torch, and is gone when it has answered.
@@ -38,11 +38,11 @@ def check_in_torch_process(config: DictConfig, *, hydra: DictConfig, trains_here
 
 
 def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
-    """Let the other process check; None: it is gone, or cannot. UserError: what it has found."""
+    """Let the process with torch check, and return the checked config; None: it is gone, or cannot. UserError: the problems."""
     state = {"path": sys.path, "environment": dict(os.environ), "resolvers": resolver_names()}
     try:
         content = pickle.dumps({**state, "config": config, "hydra": hydra, "global": HydraConfig.instance().cfg})
-    except Exception:  # what somebody's own resolver or plugin has put there
+    except Exception:  # of a user's own resolver or plugin
         return None
     files = [file_in_memory(content), file_in_memory(b"")]
     try:

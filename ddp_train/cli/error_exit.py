@@ -1,4 +1,4 @@
-"""What a command says when an error ends it, and its exit code: a mistake that a person can mend, or a failure."""
+"""Prints the error that ends a command, and chooses its exit code: a mistake that a person can mend, or a failure."""
 
 import errno
 import resource
@@ -16,7 +16,7 @@ from ddp_train.run_folder.paths import RunFolder, is_sweep
 
 
 def end_command(error: Exception, runner: JobRunner) -> int:
-    """Say what went wrong in a command, and return its exit code."""
+    """Print the error that ends a command, and return its exit code."""
     if (mistake := _mistake(error, has_begun=runner.begun_folder is not None)) is None:
         return _show_failure(error, runner.begun_folder)
     text, code = mistake

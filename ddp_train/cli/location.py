@@ -1,4 +1,4 @@
-"""Where a run or a sweep goes: a new folder, a typed one, or that of a run or sweep that is continued; and taking it.
+"""Finds the folder of a run or a sweep (a new one, a typed one, or that of one that is continued), and claims or locks it.
 
 Before a folder is claimed, what the run begins with is checked (`require_pipeline`): the runs before it (only SLURM waits for them), its
 weights, its labels.
@@ -30,7 +30,7 @@ _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second c
 
 
 class Location(NamedTuple):
-    """Where a run or a sweep goes."""
+    """The folder of a run or a sweep, and how it is taken."""
 
     folder: Path
     key: str  # the config key that says so
@@ -86,7 +86,7 @@ def take_over(folder: Path, *, key: str, within_s: float = 0.0) -> None:
 
 
 def location_of(composed: DictConfig, checked: RunConfig) -> Location:
-    """Return where a run goes. Looks, and touches nothing."""
+    """Return the location of a run; change nothing on the disk."""
     if checked.resume not in ("auto", "never"):
         from ddp_train.cli.saved_run import run_of  # with what changes a saved configuration
 
@@ -95,7 +95,7 @@ def location_of(composed: DictConfig, checked: RunConfig) -> Location:
 
 
 def location_of_sweep(composed: DictConfig) -> Location:
-    """Return where a sweep goes. Looks, and touches nothing."""
+    """Return the location of a sweep; change nothing on the disk."""
     return _location(composed, "sweep", is_there=is_sweep)
 
 
@@ -122,7 +122,7 @@ def typed_run_folder(composed: DictConfig) -> str:
 
 
 def _typed(composed: DictConfig, key: str) -> list[str]:
-    """Return the values that were typed for a key of the node `hydra`; the last one counts."""
+    """Return the typed values of a key of the node `hydra`; the last one counts."""
     return [text.partition("=")[2] for text in texts(composed.hydra.overrides.hydra) if text.lstrip("+").startswith(f"{key}=")]
 
 
@@ -130,7 +130,7 @@ def require_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     """Check that a run can begin: it waits for runs, its weights exist or will exist, and its data has labels.
 
     `begins`: False: it has begun already; its initial weights may be gone.
-    Raises ConfigErrors: with every problem. EnvironmentRefuses: a run that it waits for never gets done.
+    Raises ConfigErrors: with every problem. EnvironmentRefuses: a run that it waits for will never be done.
     """
     waits_for = config.runs_before()
     launcher = "torchrun" if is_torchrun_worker() else config.cluster.launcher
@@ -146,7 +146,7 @@ def require_pipeline(config: RunConfig, *, begins: bool = True) -> None:
 
 
 def verdict_to_wait_for(folder: Path) -> Verdict:
-    """Return the verdict on a run: it is done, or goes on. EnvironmentRefuses: it never gets done."""
+    """Return the verdict on a run, which is done or goes on. EnvironmentRefuses: it will never be done."""
     verdict = verdict_of(RunFolder(folder))
     if verdict.outcome == Outcome.NEVER:
         happened = f"{RunFolder(folder).as_typed()} will not finish: {verdict.reason}"

@@ -94,7 +94,7 @@ def _print_list(title: str, lines: Sequence[str]) -> None:
 
 
 def _changes(run: ArchivedRun, overrides: Sequence[str]) -> list[str]:
-    """Return what is changed in the configuration: what was typed, the ranks and threads of the old run, and what ended it."""
+    """Return the overrides of the configuration: typed ones, the ranks and threads of the old run, and its early end."""
     typed = {text.lstrip("~").partition("=")[0]: text for text in overrides}
     cut = typed.pop(_CUT, "").partition("=")[2]
     if wrong := next((key for key in typed if changes_results(key) and not PATH.search(key)), None):

@@ -209,7 +209,7 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
 
 
 def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:
-    """Find names at the top that nothing reads. Hydra accepts them from a YAML silently."""
+    """Find names at the root that nothing reads. Hydra accepts them from a YAML silently."""
     options: dict[str, Any] = dict(hydra.runtime.choices) if hydra is not None else {}
     typed = texts(hydra.overrides.task) if hydra is not None else []
     known = [*schema.SECTIONS, *schema.TARGETS, *schema.NAMED, *schema.ROOT_KEYS]
@@ -236,7 +236,7 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
 
 
 def _fix_of_value(name: str, value: Any, valid: Sequence[str], *, option: Any, typed_overrides: Sequence[str]) -> str:
-    """Return what to write instead of a value at the top that nothing reads: from a typed override, an option of a group, or a YAML."""
+    """Return the fix for a value at the root that nothing reads: from a typed override, an option of a group, or a YAML."""
     if option and typed_overrides:
         return override(f"{name}@extra.{name}", option, sign="+")
     if option:  # an experiment has chosen it: a typed override would be a second choice

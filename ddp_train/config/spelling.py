@@ -105,7 +105,7 @@ def text_of(value: Any) -> str:
 
 @cache
 def field_words() -> dict[str, dict[str, str]]:
-    """Return what is typed here, by what others call it and by the value behind it ("": any other one)."""
+    """Return the override of ours for each name of other programs, by that name and the value behind it ("": any other value)."""
     table: dict[str, dict[str, str]] = {}
     for here, words in yaml.safe_load(Path(__file__).with_name("field_words.yaml").read_text()).items():
         for word, _, value in (text.partition("=") for text in words.split()):
@@ -114,7 +114,7 @@ def field_words() -> dict[str, dict[str, str]]:
 
 
 def instead_of(key: str, value: Any) -> str:
-    """Return what to type, or say that there is nothing to type, for a key whose last part others use; "": none of the table."""
+    """Return the override to type, or a remark that there is none, for a key whose last part other programs use; "": not in the table."""
     typed = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     by_value = field_words().get(key.rpartition(".")[2].lstrip("-").replace("-", "_"), {})
     here = by_value.get(typed.lower(), by_value.get("", ""))

@@ -74,7 +74,7 @@ def add_line(store: dist.Store, key: str, value: Any) -> None:
 
 
 def lines_of(store: dist.Store, key: str) -> list[Any]:
-    """Return what was added to a key so far; [] where nothing was."""
+    """Return the values that were added to a key so far."""
     return [json.loads(line) for line in store.get(key).splitlines()] if store.check([key]) else []
 
 

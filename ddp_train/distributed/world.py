@@ -58,7 +58,7 @@ class World:
     def start_sum(self, values: Tensor) -> Callable[[], Tensor]:
         """Begin an all-reduce by addition, in place, and return a function that waits for its result. Collective.
 
-        On a GPU waiting is the stream's, not the host's.
+        On a GPU the stream waits, and the host does not.
         """
         if self.size == 1:
             return lambda: values
@@ -132,7 +132,7 @@ class World:
         return value
 
     def each_from_main(self, make: Callable[[], Sequence[_T]]) -> _T:
-        """Return to each rank its own of the values, by rank, that `make` returns on rank 0 (`from_main`). Pickles. Collective."""
+        """Return to each rank its own one of the values that `make` returns by rank, on rank 0 (`from_main`). Pickles. Collective."""
         values = list(make()) if self.is_main else None
         box: list[Any] = values or [None]
         if self.size > 1:

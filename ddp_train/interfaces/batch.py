@@ -130,7 +130,7 @@ def as_pair(batch: Batch) -> Batch:
 
 
 def pixel_shares(mix: Mix, images: Tensor) -> Tensor:
-    """Return how much of each place is the sample's own, as float32 that spreads over `images`."""
+    """Return the weight of the sample itself at each place, as float32 that spreads over `images`."""
     shares = mix.shares.view(-1, *[1] * (images.ndim - 1))
     if mix.boxes is None or mix.is_cut is None:
         return shares

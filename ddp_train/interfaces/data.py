@@ -26,7 +26,7 @@ class DataSource(DataConstants, ABC):
     @property
     @abstractmethod
     def facts(self) -> Mapping[str, Any]:
-        """What only the data knows: `image_shape` (C, H, W), `num_classes`, `classes` (their names), `vocab_size`, `context_length`,
+        """Facts of the data: `image_shape` (C, H, W), `num_classes`, `classes` (their names), `vocab_size`, `context_length`,
         `bytes_per_token`, `ignore_index` (the target that counts nowhere).
 
         An argument of the model or the objective that is `auto` in the config takes the fact of the same name.
@@ -59,15 +59,15 @@ class DataSource(DataConstants, ABC):
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        """Sizes, names, hashes of the first and last samples, by which the data is known again when a run goes on.
+        """Sizes, names, and hashes of the first and last samples: a resumed run compares them.
 
-        Plain values, had without reading all. Never times: a copy has others. Of data without any the length alone is compared.
+        Plain values that need no reading of all samples. No times: a copy has others. By default the length alone is compared.
         """
         return {}
 
     @property
     def meaning(self) -> Mapping[str, Any]:
-        """What the numbers mean: vocabulary, tokenizer, mean and std; plain values by name. By default the names in `classes`."""
+        """The meaning of the numbers: vocabulary, tokenizer, mean and std; plain values by name. By default the names in `classes`."""
         classes = member_of(self, "classes")
         return {"classes": list(classes)} if isinstance(classes, (list, tuple)) and classes else {}
 
@@ -99,7 +99,7 @@ class DataSource(DataConstants, ABC):
         return {"samples": len(self), **self.fingerprint}
 
     def augment_each(self, batch: Batch, keys: NDArray[np.uint64], indices: Indices) -> Batch:
-        """Return what `augment` does of a batch of the samples at `indices`; in a mixture each source changes its own."""
+        """Return a batch of the samples at `indices` after `augment`; in a mixture each source changes its own samples."""
         return self.augment(batch, keys)
 
     def seed_reads(self, keys_of: Callable[[Indices], NDArray[np.uint64]]) -> None:

@@ -16,7 +16,7 @@ from ddp_train.traits import Goal
 
 
 class Scored(NamedTuple):
-    """What evaluation takes from one forward of a batch. A plain tuple will do, too."""
+    """What evaluation gets from one forward of a batch. A plain tuple will do, too."""
 
     sums: dict[str, Tensor]  # what `score` returns
     rows: Mapping[str, Tensor] = {}  # one for each sample: name -> [B, ...], alike in every batch
@@ -24,7 +24,7 @@ class Scored(NamedTuple):
 
 
 class BaseObjective(Protocol):
-    """What every objective has apart from its loss: what is measured, and in which units. Its class may declare `ObjectiveConstants`."""
+    """The part of an objective beside its loss: its metrics and its unit. Its class may declare `ObjectiveConstants`."""
 
     goals: Mapping[str, Goal]
     """The metrics that `metrics` returns, the headline one first, and which way is better."""
@@ -36,14 +36,14 @@ class BaseObjective(Protocol):
         """
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what evaluation adds up over all samples: floats for sums, int64 for counts; of shape [], or [K] for one per class."""
+        """Return a batch's totals, which evaluation adds up: floats for sums, int64 for counts; of shape [], or [K] for one per class."""
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
         """Turn the sums over the whole evaluation set into metrics: numbers, and lists of them for what has shape [K]."""
 
 
 class Objective(BaseObjective, Protocol):
-    """What is minimised, and what is measured.
+    """Defines the loss that training minimises, and the metrics of evaluation.
 
     One that is an `nn.Module` may have parameters (a temperature, centres) and buffers: they are trained, shared and saved as the model's.
     """
@@ -88,7 +88,7 @@ class SupportsTurnsAt(Protocol):
 
 @runtime_checkable
 class HasUnit(Protocol):
-    """An objective that says what its `weight` counts."""
+    """An objective that names the unit that its `weight` counts."""
 
     unit: str
     """token, next_token (tokens that another one comes before), sample or another word."""
@@ -96,7 +96,7 @@ class HasUnit(Protocol):
 
 @runtime_checkable
 class SupportsPredict(Protocol):
-    """An objective that can also say what it scored, sample by sample: for `evaluation.save_predictions=true`."""
+    """An objective that also returns its predictions for each sample of an evaluation: for `evaluation.save_predictions=true`."""
 
     def predict(self, model: nn.Module, batch: Batch) -> Scored:
         """Return sums and rows. Each name is that of a file NAME.npy with one row for each evaluation sample, in the data set's order."""
@@ -104,7 +104,7 @@ class SupportsPredict(Protocol):
 
 @runtime_checkable
 class SupportsCompare(Protocol):
-    """An objective that can also say what its metrics compare: for `evaluation.metrics`."""
+    """An objective that also returns predictions with their targets: for `evaluation.metrics`."""
 
     def compare(self, model: nn.Module, batch: Batch) -> Scored:
         """Return sums, the rows of `predict` ({} without), and predictions, one row for each sample, with targets, which have a length."""
@@ -112,7 +112,7 @@ class SupportsCompare(Protocol):
 
 @runtime_checkable
 class SupportsInfer(Protocol):
-    """An objective that can say what a model finds in samples whose targets nobody knows: for `ddp-train predict`."""
+    """An objective that also returns predictions for samples without targets: for `ddp-train predict`."""
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
         """Return one row per sample: name -> [B, ...], alike in every batch; inputs are a batch without targets: a tuple or a dict."""

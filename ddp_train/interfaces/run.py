@@ -1,4 +1,4 @@
-"""What follows a run: the scheduler, metric writers, and callbacks with what they see of it."""
+"""The interfaces of schedulers, metric writers and callbacks, and `Run`, a callback's view of its run."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ddp_train.traits import CallbackConstants, Goal
 
 
 class Scheduler(Protocol):
-    """What sets the learning rates: torch's `LRScheduler`, or ours around one that moves at other times (ddp_train/scheduler)."""
+    """Sets the learning rates: torch's `LRScheduler`, or ours around one that moves at other times (ddp_train/scheduler)."""
 
     def step(self) -> None:
         """Called after each optimizer step."""
@@ -30,21 +30,21 @@ class Scheduler(Protocol):
 
 
 class MetricWriter(Protocol):
-    """Where numbers go. Exists on global rank 0 only.
+    """Writes records to one place. Exists on global rank 0 only.
 
-    An argument that is `auto` in the configuration gets what rank 0 knows of its run: `WriterFacts`.
+    An argument that is `auto` in the configuration gets the field of `WriterFacts` with its name.
     """
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Take one line of metrics.jsonl: `split`, `step`, `epoch`, `samples`, `time` and the values."""
 
     def close(self) -> None:
-        """Write what is left: the run is over, or it goes back to a checkpoint, from which a new writer begins."""
+        """Write the rest. Called at the end of the run and before a rewind, after which a new writer begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriterFacts:
-    """What rank 0 knows of its run, for the metric writers: an argument that is `auto` gets the fact of its name."""
+    """Facts of a run for the arguments of metric writers that are `auto`."""
 
     run_dir: str
     config: Mapping[str, Any]
@@ -75,7 +75,7 @@ class SupportsTexts(Protocol):
 
 
 class Run(Protocol):
-    """What a callback sees of its run on this rank, and what it may ask for."""
+    """A callback's view of its run on this rank, with the requests that it may make."""
 
     total_steps: int
     is_log_step: bool  # in `step`: the record is written next
@@ -97,7 +97,7 @@ class Run(Protocol):
         """Steps taken."""
 
     def log(self, name: str, value: float | Tensor) -> None:
-        """Put a number into the next record, a tensor of one element without waiting for the device.
+        """Put a number into the next record. A tensor of one element is read later, without waiting for the device.
 
         The record has the mean over all calls on all ranks since the last one, but for values that are not finite; NaN where none is.
         Not every rank has to call it. In `evaluation` the next record is that of the evaluation, else it is the training's; after the

@@ -31,7 +31,7 @@ def memory_key(tensor: Tensor) -> MemoryKey:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """What one rank keeps in memory: into how many shards each part is cut, of which it keeps one, and what it needs for an exchange."""
+    """The memory of one rank: the number of shards of each part, of which it keeps one, and the bytes of an exchange."""
 
     parameter_shards: int = 1
     gradient_shards: int = 1
@@ -100,7 +100,7 @@ class Strategy(StrategyConstants, ABC):
         return {}
 
     def rank_memory(self, trained_module: nn.Module, world_size: int) -> RankMemory:
-        """Return what each of so many ranks will keep: `ddp-train plan` asks on one rank, before anything is sharded."""
+        """Return the memory of each of so many ranks: `ddp-train plan` asks on one rank, before anything is sharded."""
         return RankMemory()
 
     def start_training(self, trained_module: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
@@ -138,7 +138,7 @@ class Strategy(StrategyConstants, ABC):
         """Free the weights that a forward without a backward has gathered: after an evaluation, say."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return for each save what the next exchange needs, which `start_training` gets back.
+        """Return the state of the exchanges for a save; `start_training` gets it back.
 
         With `local_weights` it is kind -> parameter -> tensor, and compared between the ranks while their weights are equal.
         """

@@ -1,4 +1,4 @@
-"""Start a torchrun agent as a child process, pass signals on, and wait for it; and what is asked of a fork server.
+"""Start a torchrun agent as a child process, pass signals on, and wait for it; and the requests to a fork server.
 
 Agents come from a fork server: an interpreter that imports torch while this process composes and checks. It begins before the command
 knows more than its own words (`early_fork_server`), and is ended when it is not needed after all.
@@ -85,7 +85,7 @@ def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
 
 @contextmanager
 def early_fork_server(words: Sequence[str]) -> Iterator[None]:
-    """Start it for a command that comes to start ranks, before Hydra is imported and its words are read; end it with the block."""
+    """Start the fork server for a command that will start ranks, before Hydra is imported and the words are read; end it with the block."""
     from ddp_train.config.command.commands import starts_ranks  # which no rank needs
 
     try:
@@ -139,7 +139,7 @@ def start_agent(
 
     Args:
         arguments: torchrun's.
-        environment: what the ranks' environment has beside this process's own.
+        environment: variables of the ranks, in addition to this process's own.
         files: descriptors that the arguments name.
         is_last: this process starts no other agent.
         uses_compiler: False: its ranks come to their first step without it.
@@ -163,6 +163,6 @@ def agent_arguments(processes: int, *options: str, max_restarts: int = 0) -> lis
 
 
 def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:
-    """Return what every rank's environment needs before torch starts: threads that share the cores instead of fighting for them."""
+    """Return the variables that every rank needs before torch starts: threads that share the cores instead of fighting for them."""
     threads = threads_per_process or max(1, len(os.sched_getaffinity(0)) // processes)
     return {NUM_THREADS: str(threads)} if threads_per_process or NUM_THREADS not in os.environ else {}

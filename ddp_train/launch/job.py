@@ -21,7 +21,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A run that has saved is evaluated, or predicted with, in a folder of its own (`ddp-train evaluate`, `ddp-train predict`)."""
+    """An evaluation of a saved run, or predictions with it, in a folder of its own (`ddp-train evaluate`, `ddp-train predict`)."""
 
     run: str  # its folder
     checkpoint: str  # one of its checkpoints, also by the names best and last
@@ -30,17 +30,17 @@ class Evaluation:
 
     @classmethod
     def read(cls, run_folder: RunFolder) -> Evaluation | None:
-        """Return what a folder was made for; None for one that is trained in."""
+        """Return the evaluation that a folder was made for; None: a folder of training."""
         return cls(**read_json(run_folder.task)) if run_folder.task.exists() else None
 
     def write(self, run_folder: RunFolder) -> None:
-        """Write down what the folder is for: a restart must not train in it."""
+        """Mark a folder as an evaluation's: a restart must not train in it."""
         write_json(run_folder.task, asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """No run: nothing of it is counted or continued, and what it prints is all that comes of it."""
+    """A program that ranks run instead of training: nothing is counted or continued, and it leaves only its output."""
 
     function: str  # its dotted path; each rank calls it
 
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def checkpoint(self) -> str | None:
-        """The checkpoint that training continues from, if it is asked for one."""
+        """The checkpoint that training continues from, if one was named."""
         return self.work.checkpoint if isinstance(self.work, Training) else None
 
     @property
@@ -81,7 +81,7 @@ class Job:
         return replace(self, work=Training(checkpoint=checkpoint)) if isinstance(self.work, Training) else self
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:
-        """Return what was typed for this run, a sweep's values too: key -> what the config has for it, or for a group the option's name."""
+        """Return the typed values of this run, a sweep's too: key -> its value in the config, or for a group the option's name."""
         typed = (text.lstrip("+").partition("=") for text in self.overrides if not text.startswith(("~", "hydra.", "hydra/")))
         values = ((key, value_at(self.config.tree, key), text) for key, _, text in typed)
         return {key: value if isinstance(value, (bool, int, float, str)) else text for key, value, text in values}

@@ -1,4 +1,4 @@
-"""Where jobs run: what a runner of jobs and the slots of a sweep offer to those who have jobs; and how long jobs may run there."""
+"""The interfaces of what runs jobs: `JobRunner`, and a sweep's `Slot`; and the time limit of a job."""
 
 import os
 import sys
@@ -37,7 +37,7 @@ class Slot(Protocol):
 
 
 class JobRunner(ABC):
-    """What a command gives its jobs to: `cli.main.CommandRunner`, which starts their ranks, or the ranks of a user's torchrun."""
+    """Runs the jobs of a command: `cli.main.CommandRunner`, which starts their ranks, or the ranks of a user's torchrun."""
 
     def __init__(self) -> None:
         self.begun_folder: Path | None = None  # of the run or the sweep, once it has begun
@@ -67,12 +67,12 @@ class JobRunner(ABC):
         """
 
     def show_error(self, text: str) -> None:
-        """Say what a person can mend, in the words of the message."""
+        """Print an error that a person can mend."""
         print(text, file=sys.stderr)
 
 
 class CommandLine(Protocol):
-    """What ranks need of `cli.main`, which lies above them."""
+    """The functions of `cli.main`, in a layer above, that ranks call."""
 
     def run(self, words: Sequence[str], runner: JobRunner) -> int: ...
 
@@ -80,7 +80,7 @@ class CommandLine(Protocol):
 
 
 def stops_at(cluster: ClusterConfig, *, asks_slurm: bool = False) -> float | None:
-    """Return when a run has to stop for its time limit, in seconds since the epoch; None: no limit is known.
+    """Return the time at which a run has to stop, in seconds since the epoch; None: no limit is known.
 
     A job of `cluster=slurm` has asked SLURM for its walltime: there SLURM's word counts.
     `asks_slurm`: `scontrol update` may have moved the end since the job began: ask for it. Takes up to the client's time-out.

@@ -102,7 +102,7 @@ def _options(job: Job) -> AgentOptions:
 
 
 def _environment(job: Job, *, slots: int = 1) -> dict[str, str]:
-    """Return what a job's ranks have in their environment and this process has not, where so many slots share this machine."""
+    """Return the variables that a job's ranks get in addition to this process's, where so many slots share this machine."""
     cluster = job.config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0] * slots, cluster.threads_per_process)
     return {**environment, **environment_of(cluster.env), process_env.JOB: job.to_json()}

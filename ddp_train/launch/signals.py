@@ -1,4 +1,4 @@
-"""What a typed command does with stop signals: they let everything save and end; a second Ctrl-C or SIGQUIT ends it at once."""
+"""Stop signals of a typed command: they let everything save and end; a second Ctrl-C or SIGQUIT ends it at once."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def is_final_stop(number: int, earlier: Sequence[int]) -> bool:
 
 
 def announce_stop(number: int) -> None:
-    """Say what happens after the first stop signal, and how to stop at once. Not by print: the signal may have interrupted one."""
+    """Write what the first stop signal does, and how to stop at once. Not by print: the signal may have interrupted one."""
     again = "Ctrl-C again" if number == signal.SIGINT else "Ctrl-C twice"
     with suppress(OSError):  # the terminal is closed: why it stops
         os.write(2, f"\nstopping after this step; {again}, or SIGQUIT (Ctrl-\\), stops at once\n".encode())

@@ -43,7 +43,7 @@ class Code:
     roots: tuple[str, ...] = (".",)  # the folders in it that Python imports from, in this order
 
     def python_path(self) -> str:
-        """Return what PYTHONPATH has to begin with so that this code is imported, and none that lies elsewhere."""
+        """Return the beginning of PYTHONPATH with which this code is imported, and none that lies elsewhere."""
         return os.pathsep.join(os.path.normpath(os.path.join(self.folder, root)) for root in self.roots)
 
 
@@ -111,7 +111,7 @@ def require_unchanged(code: Code) -> None:
 
 
 def read_source(*, limit_mib: int) -> Source:
-    """Return what `copy_source` would copy."""
+    """Return the files that `copy_source` would copy."""
     here = Path.cwd().resolve()
     top, names, _ = source_names(here)
     files = {name: top / name for name in names}
@@ -147,7 +147,7 @@ def source_names(here: Path) -> tuple[Path, Iterator[str], str]:
 
 
 def git(folder: Path, *words: str, given: str = "", within_s: float | None = _GIT_WITHIN_S) -> str:
-    """Return what git prints in a folder, with `given` as its input. No hook runs. Raises ConfigError: it fails."""
+    """Return the output of git in a folder, with `given` as its input. No hook runs. Raises ConfigError: it fails."""
     command = ["git", "-c", "core.hooksPath=/dev/null", *words]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
@@ -193,7 +193,7 @@ def _is_of_a_run(root: Path, folder: Path) -> bool:
 
 
 def _require_size(files: dict[str, Path], top: Path, limit_mib: int) -> int:
-    """Return how large the files are together, in bytes; refuse more than the limit."""
+    """Return the size of all files in bytes; refuse more than the limit."""
     sizes = sorted(((path.stat().st_size if path.is_file() else 0, name) for name, path in files.items()), reverse=True)
     total = sum(size for size, _ in sizes)
     if total > limit_mib << 20:

@@ -79,7 +79,7 @@ def _submit(specs: Sequence[Spec]) -> str:
 
 
 def freeze(job: Job, code: Code | None, **options: int) -> Spec:
-    """Return what an engine is given for a job."""
+    """Return the spec of a job for an engine."""
     cluster = job.config.cluster
     processes, step_ms = processes_of_nodes(cluster), newest_record(job.run_folder).get("step_ms")
     return Spec(

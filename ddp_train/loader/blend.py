@@ -47,7 +47,7 @@ class Blend:
         return torch.lerp(other_inputs, inputs, pixel_shares(mix, inputs).to(inputs.dtype)), targets
 
     def _drawn(self, keys: Keys, inputs: Tensor, others: Tensor) -> tuple[Tensor, Mix]:
-        """Return how much of each target is the sample's own, [B], and which parts of the inputs are."""
+        """Return the weight of a sample itself in its target, [B], and in each part of its inputs."""
         mixup_alpha, cutmix_alpha = self._alphas
         uniform = _uniform(keys, _SHARE)
         if cutmix_alpha is None:

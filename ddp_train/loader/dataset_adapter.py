@@ -35,7 +35,7 @@ _DTYPES = frozenset(_NUMBERS.values())
 
 
 class DatasetFacts:
-    """What a dataset of others says of itself, under the names that a `DataSource` has for it."""
+    """The facts that a third-party dataset may have, under the names of `DataSource`."""
 
     dataset: Any
 
@@ -235,7 +235,7 @@ def label_of(dataset: Any) -> str | None:
 
 
 def keys_without_epochs(indices: Indices) -> Keys:
-    """Return what samples are seeded with outside of training: always the same."""
+    """Return the seeds of samples outside of training: always the same."""
     return mix(indices.astype(np.uint64))
 
 
@@ -274,7 +274,7 @@ def _together(samples: list[Any]) -> Batch:
 
 
 def _stacked(samples: Any) -> Any:
-    """Return what `default_collate` returns. The first sample decides what a field is, as it does there."""
+    """Return the batch that `default_collate` would return. The first sample decides on the kind of a field, as it does there."""
     first = samples[0]
     kind = type(first)
     if kind is torch.Tensor and first.layout is torch.strided and not first.is_nested:

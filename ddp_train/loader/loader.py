@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainLoader(ABC):
-    """What the loop needs of the training data of one rank, in data with positions or without. A `position` counts samples of the run."""
+    """The training data of one rank as the loop uses it, with positions or without. A `position` counts samples of the run."""
 
     order: BatchOrder
     grad_accum_steps: int  # micro-batches of a step, at most
@@ -64,7 +64,7 @@ class TrainLoader(ABC):
         return {}
 
     def caveats(self, position: int) -> list[str]:
-        """Say what is not guaranteed of this data in a run that goes on at `position`; one line each."""
+        """Return a line for each guarantee that this data lacks in a run that goes on at `position`."""
         return []
 
 

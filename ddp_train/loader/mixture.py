@@ -249,7 +249,7 @@ class MixtureSampler:
 
 
 def _borders(weights: Mapping[str, float]) -> list[int]:
-    """Return where each source's part of the whole begins, and where the last one ends.
+    """Return the bounds of the sources in the whole: the beginning of each, and the end of the last one.
 
     A source has a share of one in a block at least: else rounding could let it come less than 0 times in a block.
     """

@@ -26,7 +26,7 @@ class BadSample(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """What one rank feeds to one forward.
+    """The samples of one forward on one rank.
 
     A rank without a sample runs a stand-in, of no units (`is_stand_in`), because all ranks must take part in the all-reduce.
     """

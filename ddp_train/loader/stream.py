@@ -93,7 +93,7 @@ class StreamTrainLoader(TrainLoader):
         return as_micro_batch(reader(_Request(size, keeps_position=False))[0], size)
 
     def state_dict(self, position: int) -> dict[str, Any]:
-        """Return where the readers were after the step that ended at `position`, whatever was read since; {}: not known."""
+        """Return the readers' positions after the step that ended at `position`, whatever was read since; {}: not known."""
         passed = dict(self._passed).get(position)
         if passed is None or not self._keeps_state:
             return {}

@@ -1,4 +1,4 @@
-"""Imported by the server that loader workers are forked from, before all else: what holds for it and for every worker."""
+"""Settings of the server that loader workers are forked from, and so of every worker; it imports this module first."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Who is to blame for an error that ends a rank. It is recorded and shown once, by the rank that knows most of it."""
+"""Finds the rank that caused an error that ends this one. The rank that knows most of the error records and shows it, once."""
 
 import logging
 import os
@@ -37,7 +37,7 @@ _AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit 
 def report_failure(
     error: BaseException, job: Job, state: TrainState, peers: Peers | None, terminal: TextIO, *, rank: int, started: float
 ) -> int:
-    """Find out who is to blame for an error of this rank, record and show it, and return the exit code of the run.
+    """Find the cause of an error of this rank, record and show it, and return the exit code of the run.
 
     If another rank broke the connection, this waits up to 3 s for the report of that one. `started` is by the monotonic clock.
     """

@@ -199,7 +199,7 @@ def new_checkpoints(run_folder: RunFolder, *, seen: Collection[int] = ()) -> Ite
 
 
 def _mark(checkpoint: Path) -> str:
-    """Return what tells a checkpoint from another one of the same step; "" where it has just been removed."""
+    """Return the identity of a checkpoint among those of the same step; "" where it has just been removed."""
     with suppress(OSError):
         return (checkpoint / COMPLETE).read_text()
     return ""

@@ -143,7 +143,7 @@ class Peers:
         logger.info(failure.ACTIVITY, os.getpid(), activity)
 
     def ask_others(self) -> dict[int, str]:
-        """Return what the other ranks are doing, by rank, those left out that have ended. Waits `REPLIES_S` at most.
+        """Return the activities of the other ranks that have not ended. Waits `REPLIES_S` at most.
 
         Only the first rank that calls this asks: if thousands fail of one mistake, each would have to answer each (docs/scale.md). Later
         ones get {}, after the time in which the first one records what it has heard.

@@ -83,7 +83,7 @@ def code_captured(run_folder: RunFolder, world: World) -> Iterator[None]:
 
 
 def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:
-    """Return what keeps ranks from training together, of the first that has something; None: nothing does."""
+    """Return the first rank's reason why the ranks cannot train together; None: they can."""
     for rank, report in enumerate(ranks):
         if not report["sees_run_folder"]:
             happened = f"rank {rank} on {report['host']} does not see {job.run_folder.root}"

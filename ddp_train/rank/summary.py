@@ -24,7 +24,7 @@ from ddp_train.training.train_state import TrainState
 
 
 def opening(job: Job, world: World) -> str:
-    """Say what begins and where it lies."""
+    """Describe the run that begins, and its folder."""
     why = devices.why_none() if world.device.type == "cpu" and job.config.cluster.device == "auto" else ""
     debug_variables = {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG"} & job.config.cluster.env.keys()
     batch = [str(job.config.batch), *job.config.batch_notes()] if isinstance(job.work, Training) else []
@@ -49,7 +49,7 @@ def _gpu(device: torch.device) -> str:
 
 
 def plan(job: Job, components: Components, state: TrainState) -> str:
-    """Say how long the run is, and where it begins."""
+    """Describe the run's length, and where it begins."""
     order, wanted = components.train_loader.order, job.config.batch.global_batch_size
     parameters = [parameter.numel() for parameter in components.model.parameters()]
     trained = [parameter.numel() for parameter in components.model.parameters() if parameter.requires_grad]
@@ -102,7 +102,7 @@ def _spread(groups: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _groups(optimizer: Optimizer) -> Iterator[str]:
-    """Say which parameters have which rate, where there are groups: what a pattern has matched is seen here."""
+    """Describe the groups of parameters with their rates: a person sees which parameters a pattern has matched."""
     named: dict[str, list[Mapping[str, Any]]] = {}
     for group in optimizer.param_groups:
         if "name" in group:
@@ -113,7 +113,7 @@ def _groups(optimizer: Optimizer) -> Iterator[str]:
 
 
 def closing(job: Job, state: TrainState, result: Result) -> str:
-    """Say what was reached, where it lies, and what to try next."""
+    """Describe the results, their files, and commands to try next."""
     counts = [result.last.get(f"train/compile/{name}", 0.0) for name in ("graphs", "recompiles", "seconds")]
     compiled = "  {:<20} {:.0f} graphs, {:.0f} of them for other shapes or types, in {:.1f} s on rank 0".format("compiled", *counts)
     shown = {name: value for name, value in result.last.items() if name == "train/loss" or name.startswith("eval/")}
@@ -178,7 +178,7 @@ def _next(job: Job, state: TrainState, result: Result) -> str:
 
 
 def _typed(job: Job, *, but: str) -> str:
-    """Return what was typed for a run, without one key, those below it, and those that name this one run."""
+    """Return the typed overrides of a run, without one key, those below it, and those that name this one run."""
     keys = [(word.lstrip("+~").partition("=")[0], word) for word in job.overrides]
     words = [word for key, word in keys if key not in (but, "resume") and not key.startswith((f"{but}.", "hydra"))]
     return " ".join([_command("ddp-train"), *(printable(shlex.quote(word)) for word in (*job.options, *words))])

@@ -107,7 +107,7 @@ class Member:
             self._child = None
 
     def _report_death(self, child: Child) -> Status:
-        """Say what a rank died of that could not say it itself, and what the others were doing."""
+        """Record the death of a rank that left no report, and what the other ranks were doing."""
         exit_code = child.wait()
         run_folder = Job.from_json(self._job).run_folder
 
@@ -129,7 +129,7 @@ class Member:
         return Status.FAILED
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
-        """Take a stop signal: the rank saves and ends, and this member with it. SIGKILL ends the rank at once; the others notice."""
+        """Pass on a stop signal: the rank saves and ends, and this member with it. SIGKILL ends the rank at once; the others notice."""
         self.is_stopping = True
         if self._child is not None:
             self._child.signal(number)
@@ -158,7 +158,7 @@ class Leader(Member):
         """Do nothing: the next job ends the ranks of this one."""
 
     def leave(self) -> None:
-        """Tell the other members that there are no more jobs, and end."""
+        """Tell the other members that no job follows, and end."""
         self._store.set(f"job/{self._number + 1}", "")
         self.end_rank()
 

@@ -69,7 +69,7 @@ class TrainingEnd(NamedTuple):
 
 
 def train_job(run: RankRun) -> Status:
-    """Train to the end or to a stop, and return which; result.json has what came of it. Collective."""
+    """Train to the end or to a stop, write result.json, and return the run's status. Collective."""
     run, components = build_components(run)
     trainer = prepare_trainer(run, components)
     return Status.COMPLETED if trainer is None else finish_run(run, trainer, train(run, trainer))
@@ -93,7 +93,7 @@ def build_components(run: RankRun) -> tuple[RankRun, Components]:
 
 
 def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
-    """Return what trains the run, from where it begins or goes on; None: an earlier attempt has completed it. Collective."""
+    """Begin or resume the run, and return its trainer; None: an earlier attempt has completed the run. Collective."""
     keep = retention(run.job.config.checkpoint, components)  # before anything is changed: it may refuse
     data_changes = _begin_or_resume(run, components)
     if run.state.is_over(components.total_steps) and run.world.from_main(run.job.run_folder.is_completed):
@@ -185,7 +185,7 @@ def _note_resumed(run: RankRun) -> None:
 
 
 def _load_initial_weights(config: RunConfig, weights: Path, components: Components, world: World) -> None:
-    """Begin with the weights that `init_from` names, and say which they are. Collective."""
+    """Load the weights that `init_from` names, and print which. Collective."""
     from ddp_train.training.state.initial_weights import load_initial_weights
 
     if config.init_from_strict and world.is_main:
@@ -221,7 +221,7 @@ def _clear_for_attempt(run: RankRun, components: Components, keep: Retention) ->
 
 
 def _writers(run: RankRun, components: Components) -> list[MetricWriter]:
-    """Return where the numbers go from this step on (rank 0)."""
+    """Return the metric writers for the records after this step (rank 0)."""
     job, state = run.job, run.state
     config = job.config
     run_name = ""
@@ -268,14 +268,14 @@ def not_saved(steps: str, unsaved: str) -> RunError:
 
 
 def end_training(run: RankRun, trainer: Trainer, status: Status) -> None:
-    """Let what hangs on the loop end in good order. Collective."""
+    """Call the hooks `at_end`, when every rank is through. Collective."""
     run.phases.enter(Phase.END, run.state.step)
     run.world.barrier()  # every rank is through: only now it is completed
     trainer.end(status)
 
 
 def finish_run(run: RankRun, trainer: Trainer, end: TrainingEnd) -> Status:
-    """Write result.json, say how the run ended, and return that. Collective."""
+    """Write result.json, print how the run ended, and return its status. Collective."""
     status = Status.COMPLETED if end.is_done else status_of(run.stop.cause())
     end_training(run, trainer, status)
     if run.world.is_main:
@@ -285,7 +285,7 @@ def finish_run(run: RankRun, trainer: Trainer, end: TrainingEnd) -> Status:
 
 
 def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: str | None) -> None:
-    """Write result.json, and say how the run ended (rank 0)."""
+    """Write result.json, and print how the run ended (rank 0)."""
     job, state, run_folder = run.job, run.state, run.job.run_folder
     is_done = status == Status.COMPLETED
     ranking = ranking_of(trainer.components)

@@ -237,7 +237,7 @@ def native_error(run_folder: RunFolder, rank: int, pid: int) -> str:
 
 
 def last_activities(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]:
-    """Return what ranks were doing when they ended, from their logs, by rank; `pids` has the pid of each."""
+    """Return the activity of each rank at its end, from the logs; `pids` has the pid of each."""
     activities = {}
     for rank, pid in pids.items():
         lines = re.findall(re.escape(ACTIVITY % (pid, "")) + "(.+)", tail(run_folder.rank_log(rank), _TAIL_BYTES))

@@ -162,7 +162,7 @@ class RunFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
-    """What is to be recorded. None: as the run's section `profile` says."""
+    """A request to record steps. None: the value of the run's section `profile`."""
 
     kind: str | None = None  # trace | memory
     steps: int | None = None

@@ -45,7 +45,7 @@ def progress_line(record: Mapping[str, Any], *, max_steps: int | None, max_epoch
 
 
 def slow_ranks(run_folder: RunFolder, *, are_still_slow: bool = False) -> list[str]:
-    """Return the newest that was said of each rank of a run that was found slow, in one line."""
+    """Return the newest event of each rank of a run that was found slow, a line each."""
     newest: dict[int, tuple[str, str]] = {}
     for event in json_lines(run_folder.events, last_bytes=_TAIL_BYTES):
         if event.get("kind") in ("slow_rank", "slow_rank_over"):
@@ -54,7 +54,7 @@ def slow_ranks(run_folder: RunFolder, *, are_still_slow: bool = False) -> list[s
 
 
 def live_notes(run_folder: RunFolder, best: Mapping[str, tuple[float, int]], *, restarts: int) -> list[str]:
-    """Return what a terminal shows of a run that goes on, a line each; `best`: value and step of each metric; `restarts` by its agent."""
+    """Return lines on a run that goes on, for a terminal; `best`: value and step of each metric; `restarts` by its agent."""
     texts = [f"{name.removeprefix('eval/')} {value:.4g} at step {step}" for name, (value, step) in best.items()]
     lines = ["best     " + "  ".join(texts)] if texts else []
     if shares := newest_shares(run_folder):

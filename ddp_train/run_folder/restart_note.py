@@ -1,4 +1,4 @@
-"""What a machine remembers of a run from one attempt to the next: where it begins.
+"""A machine's note from one attempt of a run to the next: where that begins.
 
 torchrun starts new processes after a failure and tells them nothing. The agent, each rank's parent process, lives as long as the run; or,
 if each agent serves one attempt (`launch/node/`), the node program does. A small file named after that process holds it, in a

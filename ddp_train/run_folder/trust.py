@@ -34,7 +34,7 @@ _accepted: set[Path] = set()
 
 
 def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:
-    """Return what is wrong with a folder that values were filled into, where `pattern` has `${...}`."""
+    """Return the problems of a folder that values were filled into, where `pattern` has `${...}`."""
     if not folder.isprintable():
         return [ConfigError(key=key, happened=f"is {folder!r}", expected="a path without control characters")]
     if ".." in Path(folder).parts and ".." not in Path(pattern).parts:
@@ -45,7 +45,7 @@ def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:
 
 
 def check_below(root: Path, folder: Path, *, key: str) -> list[ConfigError]:
-    """Return what is wrong with a folder that should lie below `root`, and be reached without a link."""
+    """Return the problems of a folder that must lie below `root`, and be reached without a link."""
     if root not in folder.parents or ".." in folder.relative_to(root).parts:
         return [ConfigError(key=key, happened=f"leads to {folder}", expected=f"a folder below {root}")]
     for parent in (folder, *folder.parents):

@@ -122,7 +122,7 @@ class LocalSGD(Strategy):
 
 
 def _averageable(trained_module: nn.Module) -> dict[str, Tensor]:
-    """Return what a mean can be taken of, by name, sharing its memory: parameters, and buffers of fractions."""
+    """Return the tensors that have a mean, by name, sharing their memory: parameters, and buffers of fractions."""
     every = chain(trained_module.named_parameters(), trained_module.named_buffers())
     real = {plain_name(name): torch.view_as_real(each.detach()) if each.is_complex() else each.detach() for name, each in every}
     return {name: each for name, each in real.items() if each.is_floating_point()}

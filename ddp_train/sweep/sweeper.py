@@ -149,7 +149,7 @@ def prepare_optuna(composed: DictConfig, folder: Path) -> None:
 
 
 def _goal(composed: DictConfig) -> str | None:
-    """Return which way the metric of a sweep is better (min or max), as far as it can be known before a job has run."""
+    """Return the goal of a sweep's metric (min or max), as far as it can be known before a job has run."""
     settings = checked_section(composed, SweepConfig)
     if settings.direction is not None:
         return GOALS[settings.direction]

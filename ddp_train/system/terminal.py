@@ -80,7 +80,7 @@ class Foot:
 
 
 def _made(height: int, size: int) -> str:
-    """Return what makes room for a foot: the lines above it scroll, and the cursor is in them."""
+    """Return the escape codes that make room for a foot: the lines above it scroll, and the cursor is in them."""
     return "\n" * size + f"\x1b[{size}A\x1b7\x1b[1;{height - size}r\x1b8" if size else ""
 
 

@@ -1,4 +1,4 @@
-"""The one place that lets Hydra call what a `_target_` names."""
+"""The one module that lets Hydra instantiate a `_target_`."""
 
 import functools
 import re

@@ -71,7 +71,7 @@ class Profiler:
         self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
 
     def hooks(self) -> Hooks:
-        """Return what the config and later requests ask for."""
+        """Return the profiler's hooks, for the config's window and later requests."""
         return Hooks(
             before_step=[self.begin_step] if self._window is not None else [],
             requests=[RunRequest(self.is_requested, self.start_window)],
@@ -254,7 +254,7 @@ class Allocations:
         torch.cuda.memory._record_memory_history(max_entries=100_000)  # the newest ones
 
     def end(self) -> str:
-        """Write them, and return torch's memory summary."""
+        """Write the allocations, and return torch's memory summary."""
         memory: Any = torch.cuda.memory
         with appears_whole(self.path.with_name(f"{self.path.name}_memory.pickle")) as file:
             memory._dump_snapshot(str(file))

@@ -73,7 +73,7 @@ def curves_of(run: ArchivedRun, *, points: int) -> dict[str, Any]:
 
 
 def marks_of(run: ArchivedRun, attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """Return what happened to a run at which step: events, failures, attempts, checkpoints, and a stop."""
+    """Return the marks of a run by step: events, failures, attempts, checkpoints, and a stop."""
     marks = list[tuple[str, Any, str]]()
     for event in run.events[:_MAX_EVENTS]:
         facts = {name: event[name] for name in _EVENT_VALUES if event.get(name) is not None}

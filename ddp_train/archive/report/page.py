@@ -122,7 +122,7 @@ def page(shown: Sequence[Shown], *, title: str, reload_s: int = 0) -> str:
 
 
 def _described(each: Shown, *, many: int) -> dict[str, Any]:
-    """Return what a page of `many` runs shows of one. A damaged file is one of its problems, and the rest is shown."""
+    """Return the content for one run on a page of `many`. A damaged file is one of its problems, and the rest is shown."""
     run, problems = each.run, each.run.problems
 
     def read(file: str, part: Callable[[], Any]) -> Any:
@@ -189,7 +189,7 @@ def importance_of(values: Sequence[Mapping[str, Any]], metrics: Sequence[float |
 
 
 def _as_text(value: Any) -> str:
-    """Return what JSON has no form for as text: numbers as float32, the first bytes of all of them first, so that they compress well."""
+    """Return an array, for which JSON has no form, as text: float32, the first bytes of all numbers first, so that they compress well."""
     if not isinstance(value, np.ndarray):
         return str(value)
     return base64.b64encode(value.ravel().astype("<f4").view(np.uint8).reshape(-1, 4).T.tobytes()).decode()

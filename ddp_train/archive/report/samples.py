@@ -25,7 +25,7 @@ _OF_EVERY_RUN = ("config", "_hparams_")  # texts
 
 
 def predictions_of(run: ArchivedRun, *, with_answers: bool) -> dict[str, Any] | None:
-    """Return what the newest predictions of a run say; None: it saved none of classes. Raises OSError, ValueError, EOFError: not readable.
+    """Return the content of a run's newest predictions; None: it saved none of classes. Raises OSError, ValueError, EOFError: not readable.
 
     `with_answers`: include each sample's answer, to be compared with other runs'.
     """
@@ -66,7 +66,7 @@ def _calibration(target: NDArray[Any], prediction: NDArray[Any], probability: ND
 
 
 def shown_by(run: ArchivedRun, *, max_bytes: int) -> list[dict[str, Any]]:
-    """Return what a run's callbacks have shown: for each name its steps, and an image or a text for each.
+    """Return the images and texts of a run's callbacks: for each name its steps, and an image or a text for each.
 
     Steps are left out evenly until all is within `max_bytes`; the first and the last one stay.
     """

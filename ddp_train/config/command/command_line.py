@@ -58,7 +58,7 @@ def join_cut_words(words: Sequence[str]) -> tuple[list[str], list[ConfigError]]:
 
 
 def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> Iterator[ConfigError]:
-    """Say what is wrong with words that are neither `key=value` nor `~key`: `keys` have their values, `groups` their options."""
+    """Describe the mistake in words that are neither `key=value` nor `~key`: `keys` have their values, `groups` their options."""
     bare = [text for text in words if is_bare(text)]
     if bare and (problem := _misplaced_command(bare, [text for text in words if text not in bare], keys)):
         yield problem
@@ -87,7 +87,7 @@ def is_bare(text: str) -> bool:
 
 
 def unreadable(text: str, error: Exception) -> ConfigError:
-    """Say what to do about a value that Hydra's parser cannot read: most often a text that needs quotes."""
+    """Return the fix for a value that Hydra's parser cannot read: most often a text needs quotes."""
     key, _, value = text.partition("=")
     if not key.lstrip("+~"):
         return ConfigError(happened=f"{text!r} has no key", expected="key=value, group=option, +key=value or ~key", fix="ddp-train --help")
@@ -97,7 +97,7 @@ def unreadable(text: str, error: Exception) -> ConfigError:
 
 
 def _misplaced_command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]) -> ConfigError | None:
-    """Say what was meant by a word that stands where other programs have a command."""
+    """Return the fix for a word that stands where other programs have a command."""
     first, path = bare[0], Path(bare[-1])
     happened, is_sweep = f"ddp-train has no command {first!r}", (path / "sweep.json").exists()
     is_run = (path / "config.yaml").exists() or is_sweep

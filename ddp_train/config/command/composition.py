@@ -42,13 +42,13 @@ class Value(NamedTuple):
 
 
 def parse(arguments: list[str]) -> Namespace:
-    """Return what Hydra's parser reads in a command line: its options, and `overrides`."""
+    """Return the options and `overrides` that Hydra's parser reads in a command line."""
     args: Namespace = get_args_parser().parse_args(arguments)
     return args
 
 
 def loader_of(args: Namespace, conf: Path = CONF) -> ConfigLoaderImpl:
-    """Return what composes, where a command line (as Hydra's parser reads it) says that the YAML lies."""
+    """Return the loader of the YAML in the folders that a command line names (as Hydra's parser reads it)."""
     search_path = create_config_search_path(args.config_path or str(conf))
     if args.config_dir is not None:
         search_path.prepend("command-line", f"file://{os.path.abspath(args.config_dir)}", anchor=SearchPathQuery(provider="schema"))

@@ -32,7 +32,7 @@ _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # o
 
 
 def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> str:
-    """Return what to show for an exception that Hydra raised: all problems of the command line, or else Hydra's own words."""
+    """Return the message for an exception that Hydra raised: all problems of the command line, or else Hydra's own words."""
     try:
         problems = [_unreadable_yaml(error)] if isinstance(error, YAMLError) else _find_all(arguments, conf)
     except ConfigErrors as known:

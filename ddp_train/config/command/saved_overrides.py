@@ -1,4 +1,4 @@
-"""What is typed at the configuration of a run that is there: new values for its keys, and callbacks and writers that go."""
+"""Overrides of a saved run's configuration: new values for its keys, and callbacks and metric writers to remove."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +19,11 @@ from ddp_train.errors import ConfigError, ConfigErrors
 def with_overrides(
     saved: Mapping[str, Any], overrides: Sequence[str], *, added: Sequence[str] = (), replaced: Sequence[Mapping[str, Any]] = ()
 ) -> DictConfig:
-    """Return a saved config with what overrides change in it.
+    """Return a saved config with overrides applied.
 
     Args:
         added: overrides of keys that it does not have.
-        replaced: what the run had before: a script that resumes a run again repeats its words, and what has gone may go again.
+        replaced: the run's config before: a script that resumes a run again repeats its words, and may remove again what is gone.
 
     Raises ConfigErrors: with each that cannot be read, or that names neither a value, nor a callback or a writer that is to go.
     """

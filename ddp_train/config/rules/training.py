@@ -83,7 +83,7 @@ def check_lengths(config: PartialConfig) -> Iterator[ConfigError]:
 
 
 def uneven_length(length: int, whole: int) -> ConfigError:
-    """Return what is wrong with a length that does not divide that of the windows."""
+    """Return the error for a length that does not divide the length of the windows."""
     near = max(each for each in range(1, min(length, whole) + 1) if whole % each == 0)
     happened = f"has a length of {length}, and windows have {whole} tokens (data.context_length)"
     return ConfigError(key="trainer.length_schedule", happened=happened, expected=f"lengths that divide it, as {near}")
@@ -124,7 +124,7 @@ def check_steps(config: PartialConfig) -> Iterator[ConfigError]:
 
 
 def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:
-    """Yield what is wrong with our keys in the optimizer's node. What is wrong with the node itself is said elsewhere."""
+    """Yield the problems of our keys in the optimizer's node. `check_target` finds those of the node itself."""
     path = config.optimizer.get("_target_", "")
     if (target := look_up_or_none(path)) is None:
         return
@@ -177,7 +177,7 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
 
 
 def _check_rates(settings: Mapping[str, Any], config: PartialConfig) -> Iterator[ConfigError]:
-    """Yield what is wrong with `lr_scale` and `base_batch_size`, and what would take no notice of them."""
+    """Yield the problems of `lr_scale` and `base_batch_size`, and the rates that they would not change."""
     scale, base, off = settings.get("lr_scale"), settings.get("base_batch_size"), "null optimizer.base_batch_size=null"
     if scale not in (None, *LR_SCALES):
         yield ConfigError(key="optimizer.lr_scale", happened=f"is {scale!r}", expected="linear (SGD), sqrt (Adam and similar) or null")
@@ -198,7 +198,7 @@ def _check_rates(settings: Mapping[str, Any], config: PartialConfig) -> Iterator
 
 
 def check_scheduler(config: PartialConfig) -> Iterator[ConfigError]:
-    """Yield what is wrong with our keys in the scheduler's node."""
+    """Yield the problems of our keys in the scheduler's node."""
     path = config.scheduler.get("_target_")
     if (target := look_up_or_none(path)) is None:
         return

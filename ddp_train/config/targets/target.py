@@ -75,7 +75,7 @@ class ImportFails(ConfigError):
 
 
 def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
-    """Return what is wrong with one node (not with the nodes inside it).
+    """Return the problems of one node, without those of the nodes inside it.
 
     Arguments that the run fills count as given: `auto`s, and those that complete a `_partial_` node.
     """
@@ -125,7 +125,7 @@ class _Call(NamedTuple):
                 yield ConfigError(key=f"{self.key}.{name}", happened=happened, expected=expected, fix=self._instead_of(name))
 
     def _instead_of(self, name: str) -> str:
-        """Return what to type in the place of an argument that the target does not have."""
+        """Return the fix for an argument that the target does not have."""
         key, value = f"{self.key}.{name}", self.arguments[name]
         elsewhere = instead_of(name, without_secrets(key, value))
         if elsewhere.startswith(f"{key}="):  # another component of this section has it

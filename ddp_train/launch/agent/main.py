@@ -162,7 +162,7 @@ class Failures:
 
 
 class FailuresOfAttempt(Failures):
-    """Those of an agent for one attempt on several machines, of which the first decides what follows; `is_last`: nothing does."""
+    """The failures of an agent for one attempt on several machines. The first machine decides what follows; `is_last`: nothing follows."""
 
     def __init__(self, options: AgentOptions, *, is_last: bool) -> None:
         super().__init__(options)

@@ -24,7 +24,7 @@ _READ_LATER = (process_env.PREFIX, "HYDRA_", "NCCL_", "FI_", "GLOO_", "MASTER_",
 
 
 def loads_alike(environment: Mapping[str, str], loaded_with: Mapping[str, str]) -> bool:
-    """Tell whether Python, torch and what they stand on load in one environment as in the other."""
+    """Tell whether Python, torch and their libraries load alike in two environments."""
     differ = {name for name in {*environment, *loaded_with} if environment.get(name) != loaded_with.get(name)}
     if NUM_THREADS in differ and environment.get(NUM_THREADS, "").isdigit():
         differ.remove(NUM_THREADS)  # a number can be set later, too
@@ -50,7 +50,7 @@ class Ranks:
             self._server = spawn_fork_server({**os.environ, **one}, imports)
 
     def start(self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], stdout: str, stderr: str, **others: Any) -> Any:
-        """Start one rank: in the place of torch's `get_subprocess_handler`, whose arguments these are, and return what torch asks it."""
+        """Start one rank and return its handler, in the place of torch's `get_subprocess_handler`, whose arguments these are."""
         python, words = interpreter(), [entrypoint, *map(str, args)]
         can_fork = words[: len(python)] == python and not others.get("numa_options")
         if not can_fork or self._server is None or not self._server.wait_until_ready():
@@ -67,7 +67,7 @@ class Ranks:
 
 
 class _Forked:
-    """A forked rank, in a session of its own: what torch's agent asks of its `SubprocessHandler`, and of the `Popen` in that (`proc`)."""
+    """A forked rank in a session of its own, with the methods of torch's `SubprocessHandler` and of the `Popen` in that (`proc`)."""
 
     def __init__(self, child: Child) -> None:
         self.proc, self.pid, self._child = self, child.pid, child

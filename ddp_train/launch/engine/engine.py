@@ -30,7 +30,7 @@ _HELD_WITHIN_S = 300.0  # of its submission: a run that is being started over SS
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """What an engine would write and run: for people to read before (`plan`), and for `Engine.submit` to do."""
+    """The files and commands of a submission: `plan` prints them, `Engine.submit` writes and runs them."""
 
     files: Mapping[Path, str]  # path -> text
     commands: Sequence[Sequence[str]]  # as argument lists, in this order
@@ -52,7 +52,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Where something submitted is. None and "": the engine does not know, or it does not apply."""
+    """The state of a submission. None and "": the engine does not know, or it does not apply."""
 
     stage: Stage
     why: str = ""  # it waits; or how it ended, in the engine's words
@@ -108,20 +108,20 @@ class Engine(ABC):
 
     @abstractmethod
     def state(self, id: str) -> State:
-        """Return where it is."""
+        """Return the state of a submission."""
 
     @abstractmethod
     def stop(self, id: str, *, at_once: bool = False) -> None:
-        """Let it save and end, or end it at once."""
+        """Let a submission save and end, or end it at once."""
 
     @abstractmethod
     def follow(self, run_folder: RunFolder, id: str) -> int:
-        """Show where it is until it has ended, and return the exit code of the run."""
+        """Print the state of a submission until it has ended, and return the exit code of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """RUN/launch/submitted.json: who has the run, and by which name."""
+    """RUN/launch/submitted.json: the engine that has the run, and its id for it."""
 
     engine: str
     id: str
@@ -143,7 +143,7 @@ class Submission:
         return submission
 
     def state(self, run_folder: RunFolder) -> State:
-        """Return where the engine says the run is; what it cannot tell from this machine, the folder's lock does."""
+        """Return the state of the run at the engine; where that cannot tell from this machine, the folder's lock does."""
         state = engine_of(self.engine).state(self.id)
         if state.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_held(run_folder.root):
             return state
@@ -170,7 +170,7 @@ def has_queue(launcher: str | None) -> bool:
 
 
 def setup_lines(setup: Sequence[str], *, refuse: str) -> Iterator[str]:
-    """Yield `cluster.setup` as lines of bash, and after each what ends the script where its last command has failed.
+    """Yield `cluster.setup` as lines of bash, and after each a test that ends the script where its last command has failed.
 
     A secret stands in a line as the variable that has it, which every engine brings to the machines: no script holds its value.
     `refuse` is a function of the script, which is told what happened, and does not come back.

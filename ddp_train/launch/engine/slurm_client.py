@@ -56,7 +56,7 @@ def _in_queue(script: str, *, said: str) -> str:
 
 
 def state(id: str) -> State:
-    """Return where a job is, or a task of an array (ARRAY_TASK). EnvironmentRefuses: SLURM cannot be asked now."""
+    """Return the state of a job, or of a task of an array (ARRAY_TASK). EnvironmentRefuses: SLURM cannot be asked now."""
     array, _, task = id.partition("_")
     states = _tasks(array, int(time.monotonic())) if task else _states(id)
     gone = State(stage=Stage.ENDED, why="SLURM no longer knows this job")
@@ -104,12 +104,12 @@ def allocation() -> str | None:
 
 @lru_cache(maxsize=64)
 def _tasks(array: str, _second: int) -> Mapping[str, State]:
-    """Return where each task of an array is. Asked once a second, however many tasks are asked for."""
+    """Return the state of each task of an array. Asked once a second, however many tasks are asked for."""
     return _states(array)
 
 
 def _states(id: str) -> dict[str, State]:
-    """Return where a job is, or each task of an array, by their ids; {}: SLURM knows none."""
+    """Return the states of a job, or of each task of an array, by their ids; {}: SLURM knows none."""
     squeue = _run(["squeue", "--noheader", "--array", "--states=all", f"--jobs={id}", "--format=%i|%T|%r|%N|%S|%e"])
     if squeue.returncode != 0 and "Invalid job id" not in squeue.stderr:
         raise EnvironmentRefuses(happened=f"SLURM does not answer: {_said(squeue)}", fix="try again in a minute; `scontrol ping`")

@@ -74,7 +74,7 @@ def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
 
 
 def task_script(spec: Spec) -> str:
-    """Return what each machine runs; its arguments are those of ddp-train."""
+    """Return the command of each machine; its arguments are those of ddp-train."""
     cluster = spec.job.config.cluster
     python = cluster.python or ("python" if cluster.slurm.container else str(spec.engine_options["python"]))
     lines = [(_HERE / "task.sh").read_text(encoding="utf-8")]
@@ -100,7 +100,7 @@ def arrays(specs: Sequence[Spec]) -> list[list[Spec]]:
 
 
 def signal_s(spec: Spec) -> int:
-    """Return how long before its time is up SLURM tells the run: for a save, the step before it, and a margin."""
+    """Return the time between SLURM's warning and the end of the job: for a save, the step before it, and a margin."""
     return spec.job.config.cluster.grace_s + int(spec.engine_options.get("step_s", 0)) + _MARGIN_S
 
 

@@ -88,7 +88,7 @@ class Ssh(Engine):
         return id
 
     def state(self, id: str) -> State:
-        """Return where it is: it runs while its client does."""
+        """Return the state of a submission, which runs while its client does."""
         host, pid, start = _client(id)
         if host != socket.gethostname():
             return State(stage=Stage.RUNNING, why=f"its client is on {host}", is_sure=False)
@@ -121,7 +121,7 @@ class Ssh(Engine):
 
 
 def ssh_command(host: str) -> list[str]:
-    """Return how a machine is reached: with a bash there that reads commands."""
+    """Return the ssh command that starts a bash on a machine, which reads commands."""
     return ["ssh", *(word for option in OPTIONS for word in ("-o", option)), "--", host, "exec bash"]
 
 

@@ -130,7 +130,7 @@ class _Line:
             self._ssh.wait(_ENDS_ALONE_S)
 
     def exit_code(self) -> int | None:
-        """Return what the node program, or ssh itself, has ended with, when all that it printed is shown."""
+        """Return the exit code of the node program, or of ssh itself, when all its output is shown."""
         if self._ssh.poll() is None:
             return None
         for show in self._shows:

@@ -83,7 +83,7 @@ class Registry:
             await line.close()
 
     def say(self, text: str) -> None:
-        """Say something on the terminals of all machines. Parts of it may come from any of them."""
+        """Print a text on the terminals of all machines; any of them may have sent parts of it."""
         text = shown(text)
         print(text, file=sys.stderr, flush=True)
         for node in self.nodes:
@@ -111,7 +111,7 @@ class Registry:
         return f"of {num_nodes} machines {who} {'is' if count == 1 else 'are'} missing; here: {present}"
 
     async def _take_in(self, line: Line, *, is_first: bool) -> Node:
-        """Hear what a machine tells of itself, and take it in. LineLost: it is refused, or not one of ours."""
+        """Receive a machine's facts, and take it in. LineLost: it is refused, or not one of ours."""
         own_nonce = secrets.token_hex(16)
         line.send("challenge", nonce=own_nonce)
         hello = await line.receive(silent_s=_HELLO_WITHIN_S)
@@ -213,7 +213,7 @@ class Registry:
         raise LineLost("is refused")
 
     def _say_once(self, text: str, *, key: str = "") -> None:
-        """Say something of a machine that may come again and again: once for each key (else text), and no more than people read."""
+        """Print a text on a machine that may come again and again: once for each key (else text), and no more than people read."""
         now = time.monotonic()
         self._refused = {said: at for said, at in self._refused.items() if now - at <= _SAID_AGAIN_S}
         if (key or text) not in self._refused and len(self._refused) < _MAX_REFUSALS:
@@ -222,7 +222,7 @@ class Registry:
 
 
 def _sent_by_member(message: Message) -> Ended | Stop:
-    """Return what a machine that was taken in has sent. LineLost: it is nothing that one sends."""
+    """Return the message of a machine that was taken in. LineLost: it is none of the kinds that a machine sends."""
     fields = {name: value for name, value in message.items() if name != "kind"}
     kind = {"ended": Ended, "stop": Stop}.get(str(message["kind"]))
     types = {name: type(value) for name, value in fields.items()}

@@ -1,4 +1,4 @@
-"""What a machine knows of itself before it joins a run: where it finds the others (`NodeRendezvous`), and what it brings (`ThisNode`).
+"""A machine before it joins a run: where it finds the others (`NodeRendezvous`), and its part in the run (`ThisNode`).
 
 The first machine serves the registry (`registry.py`). By hand that is at the endpoint that everybody has typed; under an engine at a port
 that is free, which the first machine writes into a file of the run folder.
@@ -39,7 +39,7 @@ class NodeRendezvous(Rendezvous):
         return self.listener is not None
 
     def registry_addresses(self) -> tuple[tuple[str, int], ...]:
-        """Return where the registry may be, to be tried in turn; () while the first machine has not said it."""
+        """Return the possible addresses of the registry, to try in turn; () before the first machine has published one."""
         if self.meeting_file is None:
             return tuple((self.host, port) for port in self.ports)
         with suppress(OSError, ValueError, KeyError):  # not yet

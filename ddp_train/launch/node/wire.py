@@ -27,7 +27,7 @@ Message = dict[str, Any]  # as it comes, from anybody
 
 
 class Ended(NamedTuple):
-    """What a machine sends when its agent of an attempt has ended."""
+    """A machine's message that its agent of an attempt has ended."""
 
     attempt: int
     code: int
@@ -35,7 +35,7 @@ class Ended(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """What a machine sends when a stop signal has come to it."""
+    """A machine's message that a stop signal has come to it."""
 
     signal: int
     is_final: bool

@@ -1,4 +1,4 @@
-"""What a machine has otherwise than the first one: sentences for every terminal, each with both values and the key."""
+"""The differences of a machine from the first one, as sentences for every terminal, each with both values and the key."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ class _Names(NamedTuple):  # of the two machines, in a sentence
 def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
     """Return a sentence for each difference of a machine from the first one: [] when both can train together.
 
-    Left out is what may differ: how many processes and threads, devices, clocks, users.
+    The number of processes and threads, devices, clocks and users may differ.
     """
     names = _names(first, other)
     if first.launch_id and other.launch_id and first.launch_id != other.launch_id:

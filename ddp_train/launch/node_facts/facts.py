@@ -1,4 +1,4 @@
-"""What a machine tells of itself before torch starts: plain values that travel as JSON, up to some hundred kilobytes."""
+"""The facts of a machine, collected before torch starts: plain values that travel as JSON, up to some hundred kilobytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PATH_KEYS = ("root", "path", "file", "folder", "dir", "directory")  # of data
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What a machine tells of itself."""
+    """The facts of one machine."""
 
     host: str
     launch_id: str  # this and the next two as in `Rendezvous`

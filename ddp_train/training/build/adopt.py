@@ -77,7 +77,7 @@ def groups_of(node: Mapping[str, Any]) -> Groups:
 
 
 def make_optimizer(node: Mapping[str, Any], trained_module: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
-    """Complete the optimizer with what is trained, as its `model` or in groups, whose rates all take the factor (`optimizer.lr_scale`)."""
+    """Complete the optimizer with the trained parameters, in groups or by its `model`; all rates take the factor (`optimizer.lr_scale`)."""
     settings, target = framework_keys(node, "optimizer"), locate(node["_target_"])
     class_node = {name: value for name, value in node.items() if name not in settings}
     run_object: Any = trained_module
@@ -105,7 +105,7 @@ def _rate(node: Mapping[str, Any], target: Any) -> float | None:
 
 
 def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:
-    """Return what `auto` arguments of a scheduler take: how often it moves on in the run, and an epoch's steps, where there are epochs."""
+    """Return the facts for `auto` arguments of a scheduler: its steps in the run, and those of an epoch, where there are epochs."""
     facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
     if framework_keys(node, "scheduler").get("every") != "epoch":
         return {"total_steps": total_steps, **facts}

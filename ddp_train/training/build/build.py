@@ -102,14 +102,14 @@ def _prepare_model(evaluated: EvaluationComponents, config: RunConfig, world: Wo
 
 
 def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any]) -> EvaluationComponents:
-    """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer. Collective.
+    """Build the components of evaluation on this rank: no training data, no optimizer. Collective.
 
     The strategy serves where it cuts the model among the ranks, which may be too large for one; else the model is whole.
 
     Args:
         config: of a run that has begun, without `auto`s.
-        answers: what these have come to, by their keys.
-        meaning: what the numbers of the run's data mean to its model; {}: not known.
+        answers: the values of these, by their keys.
+        meaning: of the numbers of the run's data, to its model; {}: not known.
 
     Raises UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
     """
@@ -135,7 +135,7 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
 def _evaluation_parts(
     config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy, sources: Mapping[str, Source]
 ) -> EvaluationComponents:
-    """Build what training and evaluation have in common; the strategy has not wrapped it yet. Collective."""
+    """Build the components that training and evaluation have in common; the strategy has not wrapped the model yet. Collective."""
     model, objective, trained_module = build_model_and_objective(config, world, answers, strategy)
     eval_loaders = {set_name(key): data.make_eval_loader(source, config, world, key=key) for key, source in sources.items()}
     if config.evaluation.save_predictions:
@@ -152,7 +152,7 @@ def _evaluation_parts(
 
 
 def _answers(config: RunConfig, facts: Mapping[str, Any], world: World) -> dict[str, Any]:
-    """Return what the `auto`s come to that take a fact of the data, or the type that all devices compute in. Collective."""
+    """Return the answers for every `auto` that takes a fact of the data, or the type that all devices compute in. Collective."""
     answers = auto.answer({name: value_at(config.tree, name) for name in auto.BY_DATA}, facts)
     return answers | auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
@@ -201,6 +201,6 @@ def _require_predictions(objective: AnyObjective, loaders: Iterable[EvaluationLo
 
 
 def _train_loader(source: Source, config: RunConfig, world: World) -> TrainLoader:
-    """Return what reads the training data on this rank: its first batch alone with `debug.overfit`."""
+    """Return the loader of the training data on this rank; with `debug.overfit` it has the first batch alone."""
     loader = data.make_train_loader(source, config, world)
     return OneBatchTrainLoader(loader) if config.debug.overfit else loader

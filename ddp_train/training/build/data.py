@@ -23,7 +23,7 @@ from ddp_train.training.instantiate import instantiate
 
 
 def make_data(config: RunConfig, *, key: str) -> Any:
-    """Return what the section `data` names, or with the key `data.eval` or `evaluation.sets.<name>` what an evaluation set does."""
+    """Return the data set of the section `data`, or of an evaluation set with the key `data.eval` or `evaluation.sets.<name>`."""
     try:
         return instantiate(data_node(config.tree, key), key=key)
     except UserError as error:
@@ -35,7 +35,7 @@ def make_data(config: RunConfig, *, key: str) -> Any:
 
 
 def make_source(config: RunConfig, *, key: str) -> Source:
-    """Return the data of a key (`make_data`) as the loaders read it."""
+    """Return the data source or stream of a key (`make_data`)."""
     data = make_data(config, key=key)
     collate = instantiate(config.loader.collate, key="loader.collate") if config.loader.collate is not None else None
     if collate is not None and not callable(collate):
@@ -45,7 +45,7 @@ def make_source(config: RunConfig, *, key: str) -> Source:
 
 
 def adapt(data: Any, fields: Sequence[str] | None = None, collate: Collate | None = None) -> Source:
-    """Return what a `_target_` made as the loaders read it."""
+    """Return the data source or stream around the object that a `_target_` made."""
     if not isinstance(data, Mixture):
         return Stream(data, fields, collate) if is_stream(data) else as_source(data, fields, collate)
     for name, part in data.sources.items():
@@ -70,7 +70,7 @@ def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
 
 
 def _user_sampler(source: DataSource, config: RunConfig) -> Any:
-    """Return what `loader.sampler` names, completed with what it asks for by name; None: nothing."""
+    """Return the sampler of `loader.sampler`, with the arguments that it asks for by name; None: the key is null."""
     node, key = config.loader.sampler, "loader.sampler"
     if node is None:
         return None
@@ -146,7 +146,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> TrainL
 
 
 def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | None:
-    """Return how long windows of tokens are at each step, which the data has to be made of; None: always as long as they are."""
+    """Return the length of windows of tokens at each step, of which the data has to be made; None: it never changes."""
     if not trainer.length_schedule:
         return None
     whole = source.facts.get("context_length")

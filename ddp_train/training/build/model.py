@@ -116,7 +116,7 @@ def use_precision(config: PrecisionConfig) -> None:
 
 
 def shared_dtype(world: World) -> str | None:
-    """Return what `amp.dtype=auto` means for all ranks: half precision where each device has it. Collective."""
+    """Return the type that `amp.dtype=auto` stands for on all ranks: half precision where each device has it. Collective."""
     dtypes = set(world.gather(best_dtype(world.device)))
     return dtypes.pop() if len(dtypes) == 1 else None
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def build_trainer(config: RunConfig, components: Components, state: TrainState, world: World, services: RunServices) -> Trainer:
-    """Return the trainer of a run, with all its features. Call it when the state is where the run begins or goes on."""
+    """Return the trainer of a run, with all its features. Call it after the state was loaded, or set to the run's beginning."""
     log_every, cut_off = config.trainer.log_every_steps, config.debug.max_steps
     health, records = config.health, services.records
     trainer = Trainer(
@@ -52,7 +52,7 @@ def build_trainer(config: RunConfig, components: Components, state: TrainState, 
 
 
 def _train_step(config: RunConfig, components: Components, state: TrainState, world: World) -> TrainStep:
-    """Return what takes the steps of a run: the plain one, one of turns, or one within backward."""
+    """Return the kind of step that a run takes: the plain one, one with turns, or one within backward."""
     kind = TrainStep
     if components.turn_names or components.steps_in_backward:
         from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
@@ -67,7 +67,7 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
 
 
 def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
-    """Yield what each feature hangs on the loop. On a point they are called in this order."""
+    """Yield the hooks of each feature. At a point of the loop they are called in this order."""
     components, world, scheduler = trainer.components, trainer.world, trainer.components.scheduler
     time_record = TimeRecord(trainer)
     yield Hooks(when_steps_begin=[time_record.begin])  # first, and its end after that of callbacks: both are in its time
@@ -145,7 +145,7 @@ def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:
 
 
 def _compile(trainer: Trainer, compiled: Compiled, first: MicroBatch) -> None:
-    """Let what is compiled meet its first batches while the run still starts, and has its time to. Collective."""
+    """Compile for the first batches in the phase start, which has the time for it. Collective."""
     components, world = trainer.components, trainer.world
     if components.length_plan is not None:
         first = components.length_plan.cut(first, trainer.state.step)
@@ -170,7 +170,7 @@ def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> Hooks:
 
 
 def _add_values(trainer: Trainer, values: dict[str, float], reading: Reading) -> None:
-    """Add to a training record what only some runs have."""
+    """Add the values of some features to a training record."""
     components, loader = trainer.components, trainer.components.train_loader
     values |= {f"samples/{name}": count for name, count in loader.samples_by_source(trainer.state.samples).items()}
     values |= components.compiled.values() if components.compiled else {}

@@ -38,7 +38,7 @@ class DeviceMemory:
         self._device = device
 
     def total(self) -> int:
-        """Return how much this process can have: what is free, and what it has already."""
+        """Return the memory for this process in bytes: the free part, and what the process has already."""
         free, _ = torch.cuda.mem_get_info(self._device)
         return int(free) + torch.cuda.memory_reserved(self._device)
 

@@ -1,4 +1,4 @@
-"""What hangs on the loop, and what it asks of the run around it. Imports neither: `rank/stop.py` answers the loop without a trainer."""
+"""The points of the loop with their hooks, and the services that the loop asks of the run around it. Imports neither side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Something that a person can ask of a run while it trains."""
+    """A request that a person may make to a run while it trains."""
 
     is_made: Callable[[], bool]  # on this rank
     carry_out: Callable[[int], None]  # called on all ranks after the record, with the steps taken, if it was made on any rank
@@ -47,7 +47,7 @@ class Hooks:
     at_end: list[Callable[[Status], None]] = field(default_factory=list)  # in `end`
 
     def add(self, feature: Hooks) -> None:
-        """Hang what a feature has on the same points, behind what hangs there already."""
+        """Add the hooks of a feature, behind those that are there."""
         for point in fields(self):
             getattr(self, point.name).extend(getattr(feature, point.name))
 
@@ -67,7 +67,7 @@ class Agreed(NamedTuple):
 
 
 class StopLine(Protocol):
-    """What the loop asks; `rank.stop.Stop`, which lies above it, answers."""
+    """The questions of the loop about stops; `rank.stop.Stop`, in a layer above, answers them."""
 
     def agree_after(self, steps_run: int, /) -> Agreed: ...
 
@@ -76,7 +76,7 @@ class StopLine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RunServices:
-    """What the loop has of the run around it: where it writes, saves and stops."""
+    """The services of the run around the loop: it writes, saves and stops by them."""
 
     run_folder: RunFolder
     phases: Phases

@@ -77,7 +77,7 @@ class TimeSplit:
 
 
 class DeviceTimeSplit(TimeSplit):
-    """The same by the device's clock. `new_event` makes an event with `record`, `query` and `elapsed_time`."""
+    """Sums this rank's seconds in each part by the device's clock. `new_event` makes an event with `record`, `query` and `elapsed_time`."""
 
     def __init__(
         self, not_split: Collection[Part] = (), new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)
@@ -110,7 +110,7 @@ class DeviceTimeSplit(TimeSplit):
         return event
 
     def _read(self) -> None:
-        """Count what the device has done."""
+        """Count the time between the events that the device has passed."""
         events = self._events
         while len(events) > 1 and events[1][1].query():
             part, start = events.popleft()
@@ -187,7 +187,7 @@ class TimeRecord:
                 Thread(target=self._measure_round_trip, name="round_trip", daemon=True).start()
 
     def end(self, status: Status) -> None:
-        """Write what is left, as of evaluations and saves after the last record. Collective."""
+        """Write the rest: the time of evaluations and saves after the last record. Collective."""
         self._write_rest(self._trainer.state.step)
         self._services.phases.forget(self.split.enter_phase)
         for end_watch in self._end_watches:
@@ -214,7 +214,7 @@ class TimeRecord:
         return table[:, :-1], table[:, -1].tolist()
 
     def _write_rest(self, step: int) -> None:
-        """Write what no line has yet. Collective."""
+        """Write the time that no line has yet. Collective."""
         reduction = Reduction(self._world)
         self.add_to(reduction)
         reduction.sum()

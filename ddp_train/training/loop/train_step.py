@@ -233,7 +233,7 @@ def backward(loss: Tensor, grad_output: Tensor) -> None:
 
 
 class NormShare(NamedTuple):
-    """What this rank's part of a gradient adds to the norm."""
+    """The share of this rank's part of a gradient in the norm."""
 
     tensor: Tensor  # its rows here, or their norm
     replicas: int  # ranks that have the same rows; 0: the gradient is not sharded, and all ranks have it

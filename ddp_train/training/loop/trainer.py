@@ -121,7 +121,7 @@ class Trainer:
         return True
 
     def _begin_steps(self) -> None:
-        """Begin the window of the first steps, and call what waits for them: at the start, and after a rewind."""
+        """Begin the window of the first steps, and call the hooks `when_steps_begin`: at the start, and after a rewind."""
         self.components.trained_module.train()
         self.train_step.begin_window()
         self.logged.go_on_from(self.state.window)

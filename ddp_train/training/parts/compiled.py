@@ -1,4 +1,4 @@
-"""torch.compile before the strategy (`compile`): which parts, with which cache, how often, and what happens where it fails.
+"""torch.compile before the strategy (`compile`): the regions of a model, the cache, counts, and failures.
 
 A part is compiled in place when it is first called, so that its parameters keep their names. Blocks that repeat share a graph.
 """
@@ -34,12 +34,12 @@ _SHOWN = 300  # characters of an error
 
 
 def keep_cache(folder: Path, world: World) -> Callable[[], None]:
-    """Let what is compiled stay in a folder: restarts, other ranks and a sweep's next jobs take it from there. A user's own counts more.
+    """Keep compiled code in a folder: restarts, other ranks and a sweep's next jobs take it from there. A user's own folder counts more.
 
     Ranks that compile the same at the same time wait for each other's locks, and take what the first has made. They share the cores.
     Of a folder on a network, where thousands of small files take their time, each machine has a copy on its own disk. Collective.
 
-    Returns what to call when all is compiled: it copies from this machine to the folder, in a thread.
+    Returns a function to call when all is compiled: it copies from this machine to the folder, in a thread.
     """
     from torch._inductor import config as inductor
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -77,7 +77,7 @@ def _copy_new(source: Path, target: Path) -> None:
 
 
 class Compiled:
-    """What is compiled of a model, and how often it was. Where nothing is, all is zero."""
+    """The compiled regions of a model, and counts of their compilations. Where nothing is compiled, all is zero."""
 
     def __init__(self) -> None:
         self.regions: dict[str, nn.Module] = {}
@@ -97,14 +97,14 @@ class Compiled:
         return bool(self.regions)
 
     def values(self) -> dict[str, float]:
-        """Return what a record has: how many graphs there are, how many of them for new shapes or types, and what they took."""
+        """Return the values for a record: how many graphs there are, how many of them for new shapes or types, and their seconds."""
         if not self.regions:
             return {}
         self._count()
         return {"compile/graphs": self.graphs, "compile/recompiles": self.recompiles, "compile/seconds": self.seconds}
 
     def line(self) -> str:
-        """Return it for a person."""
+        """Return the counts as a line for people."""
         self._count()
         again = f", {self.recompiles} of them for other shapes or types" if self.recompiles else ""
         text = f"compile  {plural(self.graphs, 'graph')} in {self.seconds:.1f} s{again}"
@@ -113,7 +113,7 @@ class Compiled:
         return text + (f"; {self.given_up} regions run without compilation, the log says why" if self.given_up else "")
 
     def end_warm_up(self) -> None:
-        """Say what was compiled before the first step; from now on each time that it is done again."""
+        """Print what was compiled before the first step, and from now on each compilation."""
         self._is_warm = True
         self.keep()
         if self._says:
@@ -167,7 +167,7 @@ class Compiled:
 
 
 class _Region:
-    """Calls what was compiled of a module; says where in the user's code it failed, or goes on without."""
+    """Calls the compiled forward of a module; after a failure it names the line of the user's code, or goes on without the compiler."""
 
     def __init__(self, compiled: Compiled, module: nn.Module, name: str, *, goes_on: bool) -> None:
         assert module._compiled_call_impl is not None
@@ -227,7 +227,7 @@ def _with_forward(kind: Any) -> type[nn.Module]:
 
 
 def compile_note(compiled: Compiled, config: CompileConfig) -> str:
-    """Return for the start of a run what is compiled; "" where nothing is."""
+    """Return a line on the compiled regions for the start of a run; "": there are none."""
     if not compiled:
         return ""
     classes = join_few(sorted({type(module).__name__ for module in compiled.regions.values()}))

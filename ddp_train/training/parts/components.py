@@ -1,4 +1,4 @@
-"""What a run is made of on one rank; and turns.
+"""The components of a run on one rank; and turns.
 
 A plain step is one turn. Within a step of several, parts of the objective train one after the other, each its own parameters by its own
 loss (a GAN). A turn has a `LossModule` of its own around the whole model, which the strategy wraps while the parameters of others are
@@ -103,7 +103,7 @@ def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Str
 
 @dataclass(kw_only=True)
 class EvaluationComponents:
-    """What evaluation works with, also where nothing is trained."""
+    """The components of an evaluation, also where nothing is trained."""
 
     model: nn.Module  # as the config says
     trained_module: nn.Module  # what is optimised, saved and compared: the model, or a `LossModule` where the objective has a state, too
@@ -130,17 +130,17 @@ class EvaluationComponents:
 
     @property
     def goals(self) -> dict[str, Goal]:
-        """Which way each metric is better, the headline one first: of each set the objective's, then those of `evaluation.metrics`."""
+        """The goal of each metric, the headline one first: of each set the objective's, then those of `evaluation.metrics`."""
         goals = {**self.objective.goals, **{name: metric.goal for name, metric in self.metrics.items() if metric.goal is not None}}
         return {recorded_name(set_name, name): goal for set_name in self.eval_loaders for name, goal in goals.items()}
 
     @property
     def eval_loader(self) -> EvaluationLoader | None:
-        """What reads the evaluation data without a name, or the first set where there is none; None: nothing is evaluated."""
+        """The loader of the evaluation set without a name, or of the first set where there is none; None: nothing is evaluated."""
         return next(iter(self.eval_loaders.values()), None)
 
     def evaluate_batch(self, batch: Batch, *, with_predictions: bool) -> Scored:
-        """Score a batch in one forward; where there are metrics, with what they compare; else with rows to save if `with_predictions`."""
+        """Score a batch in one forward: with predictions and targets for metrics, else with rows to save if `with_predictions`."""
         if self.compiled is not None:
             self.compiled.begin_batch()
         if self.metrics:
@@ -151,13 +151,13 @@ class EvaluationComponents:
 
 
 def as_loss_module(trained_module: nn.Module, objective: AnyObjective) -> LossModule:
-    """Return what computes the objective's loss of a batch with what is trained, for a strategy to wrap."""
+    """Return the `LossModule` of the objective and the trained module, for a strategy to wrap."""
     return trained_module if isinstance(trained_module, LossModule) else LossModule(trained_module, objective, has_state=False)
 
 
 @dataclass(kw_only=True)
 class Components(EvaluationComponents):
-    """Everything that the loop works with."""
+    """All components of a training run."""
 
     turns: Mapping[str, Turn]  # of a step, by name: one of the name `PLAIN`, or those of an objective whose parts take turns
     strategy: Strategy
@@ -198,7 +198,7 @@ class Components(EvaluationComponents):
         return [name for name in self.turns if name != PLAIN]
 
     def loss(self, batch: Batch, turn: Turn) -> Tensor:
-        """Return a turn's loss of a batch, shape [], computed through what the strategy has wrapped."""
+        """Return a turn's loss of a batch, shape [], through the strategy's wrapper."""
         if self.compiled is not None:
             self.compiled.begin_batch()
         loss: Tensor = turn.wrapped(batch)
@@ -234,7 +234,7 @@ class Components(EvaluationComponents):
         return self.strategy.zeroes_gradients_in_place(self.turns[PLAIN].wrapped)
 
     def rewrap(self, world: World) -> None:
-        """Let the strategy wrap the model again, as other parameters are trained now. Collective."""
+        """Let the strategy wrap the model again, because other parameters are trained now. Collective."""
         self.turns = {}
         gc.collect()  # the old one is in a reference cycle, and its hooks stay on the parameters as long as it lives
         self.turns = make_turns(self.trained_module, self.objective, self.strategy, world)

@@ -49,7 +49,7 @@ class KeptMetric:
         self._samples += len(targets)
 
     def state(self) -> Any:
-        """Return what this rank has, on the CPU; None: it was given nothing."""
+        """Return this rank's state, on the CPU; None: it was given nothing."""
         if not self._samples:
             return None
         kept = [{name: getattr(part, name) for name in part._reductions} for part in self._parts]
@@ -145,7 +145,7 @@ def recorded_name(set_name: str, name: str) -> str:
 
 
 def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
-    """Return what a node of `evaluation.metrics` has made, as a metric: of torchmetrics' kind, or a function."""
+    """Return a metric around the object of a node of `evaluation.metrics`: of torchmetrics' kind, or a function."""
     parts = candidate.modules() if isinstance(candidate, nn.Module) else ()
     if any(type(part).__module__ == "torchmetrics.wrappers.running" for part in parts):
         happened = f"gave a {type(candidate).__name__}, whose value covers the last batches only"

@@ -155,7 +155,7 @@ class LogWindow:
         self.num_judged, self._norms = len(self._num_units), []
 
     def to_saved(self, logged: Logged | None = None) -> WindowSums:
-        """Read from the device what a checkpoint needs. All steps must be judged."""
+        """Return the sums for a checkpoint, read from the device. All steps must be judged."""
         assert self.num_judged == len(self._num_units)
         losses, *of_turns = (column.values[: len(self._num_units)].tolist() for column in self._columns)
         return WindowSums(

@@ -26,7 +26,7 @@ _NEVER_LOGGED: Sequence[float] = (0.0, 0.0, 0)
 
 
 class Group:
-    """Some numbers of a reduction: what `add` returns, and where their sums are found."""
+    """Some numbers of a reduction, returned by `add`, and their sums after it."""
 
     sums: list[float]  # over all ranks; set by `Reduction.sum`
 
@@ -91,7 +91,7 @@ class Logged:
         return add
 
     def add_to(self, reduction: Reduction) -> None:
-        """Add what `reduce_and_reset` needs the sums of."""
+        """Add the numbers whose sums `reduce_and_reset` needs."""
         self._num_new_names = reduction.add([len(self._new_names())])
         self._num_end_requests = reduction.add([self.end_request is not None])
         self._groups = self._add_sums(reduction, self._state.logged_names)

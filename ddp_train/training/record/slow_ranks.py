@@ -66,7 +66,7 @@ class SlowRanks:
         self.measures_round_trips = False  # the round trips to the machines are to be measured now
 
     def look(self, totals: Table, step: int, round_trips: Mapping[int, float]) -> Iterator[Finding]:
-        """Yield what is new after a step.
+        """Yield the new events after a step.
 
         `totals`: the seconds of each rank and part. `round_trips`: those of a message to the ranks' store and back, by the first rank of
         each machine; {}: not known.

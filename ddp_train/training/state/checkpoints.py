@@ -80,7 +80,7 @@ class Checkpoints:
             self.saver.save(content, metrics=self.schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
 
     def finish(self) -> str | None:
-        """Wait until the newest checkpoint is complete; return what went wrong with it, or None. Collective."""
+        """Wait until the newest checkpoint is complete; return its error, or None. Collective."""
         return self.saver.finish()
 
     def rewind(self, cause: Rewind) -> None:
@@ -132,7 +132,7 @@ def retention(settings: CheckpointConfig, components: EvaluationComponents) -> R
 
 
 def ranking_of(components: EvaluationComponents, metric: str | None = None) -> Ranking:
-    """Return the metric to compare by, and which way is better. None: the objective's first."""
+    """Return the metric to compare checkpoints by, and its goal. None: the objective's first."""
     return ranking_for(components.goals, metric=metric, is_evaluated=bool(components.eval_loaders))
 
 
@@ -176,12 +176,12 @@ def resumed_checkpoint(run_folder: RunFolder, path: str | None, world: World, *,
 
 
 def _saved_checkpoints(run_folder: RunFolder, world: World) -> Sequence[CatalogEntry]:
-    """Return rank 0's view of what is saved: a shared file system may show its files to others later. Collective."""
+    """Return the checkpoints that rank 0 sees: a shared file system may show its files to others later. Collective."""
     return world.from_main(lambda: catalog.saved_checkpoints(run_folder.checkpoints))
 
 
 def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> None:
-    """Set aside what was saved after the chosen checkpoint, and remove what is incomplete (rank 0)."""
+    """Set aside the checkpoints after the chosen one, and remove incomplete ones (rank 0)."""
     remove_debris(run_folder.checkpoints)
     folder, from_step = (chosen.parent, read_manifest(chosen).step) if chosen else (run_folder.checkpoints, 0)
     moved = set_aside(folder, from_step=from_step, chosen=chosen)

@@ -58,7 +58,7 @@ def require_same_meaning(meaning: Mapping[str, Any], known: Mapping[str, Any], *
 
 
 def _require_same(saved: Identity, present: Identity, *, accepted: str | None, key: str, happened: str) -> list[str]:
-    """Refuse what differs, unless it was accepted on purpose (UserError); return the accepted differences."""
+    """Refuse differences that were not accepted on purpose (UserError); return the accepted ones."""
     old, new = _values(saved), _values(present)
     names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     changes = [_change(name, old.get(name), new.get(name)) for name in names]
@@ -71,15 +71,15 @@ def _require_same(saved: Identity, present: Identity, *, accepted: str | None, k
 
 
 def saved_identity(checkpoint: Path) -> Identity:
-    """Return the identity of the data that a checkpoint was trained on; {} where it does not say."""
+    """Return the identity of the data that a checkpoint was trained on; {}: it has none."""
     identity: Identity = read_shared(checkpoint, only=[PART]).get(PART, {})
     return identity
 
 
 def known_meaning(run: Path) -> Mapping[str, Any]:
-    """Return what the numbers of a run's data mean to its model, as its newest checkpoint says that can be read; {}: none says it.
+    """Return the meaning of the numbers of a run's data from its newest readable checkpoint; {}: none has it.
 
-    The path is a run folder, one of its checkpoints, or a name for one; anything else says nothing.
+    The path is a run folder, one of its checkpoints, or a name for one; for any other the result is {}.
     """
     path = run if catalog.is_checkpoint(run) else RunFolder(run).checkpoints / catalog.LAST
     for checkpoint in catalog.candidates(path) if catalog.is_name(path) else [path]:

@@ -31,7 +31,7 @@ T = TypeVar("T", bound="SharedState | RankState | WindowSums")
 
 @dataclass(frozen=True, kw_only=True)
 class SharedState:
-    """What all ranks have, saved under the fields' names (None: no such part)."""
+    """The state that all ranks share, saved under the fields' names (None: no such part)."""
 
     model: Mapping[str, Any]
     objective: Mapping[str, Any] | None = None  # of one with weights
@@ -54,7 +54,7 @@ class SharedState:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """What is one rank's own, likewise."""
+    """The state of one rank alone, saved likewise."""
 
     random: dict[str, Any]
     window: dict[str, Any]  # `WindowSums`
@@ -157,7 +157,7 @@ def start_from(
 
 
 def _from_parts(kind: type[T], parts: Mapping[str, Any]) -> T:
-    """Return the saved parts as what they are of. Raises CheckpointError: parts are missing, or unknown."""
+    """Return a dataclass made of the saved parts. Raises CheckpointError: parts are missing, or unknown."""
     known = {part.name: part.default is MISSING and part.default_factory is MISSING for part in fields(kind)}
     problems = [f"{name} is missing" for name, is_required in known.items() if is_required and name not in parts]
     problems += [f"{name} is unknown" for name in parts if name not in known]
