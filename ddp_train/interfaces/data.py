@@ -5,7 +5,7 @@ Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,19 +91,6 @@ class DataSource(DataConstants, ABC):
 
     def give_pixels(self) -> None:
         """Let batches of images be `Pixels` from now on, where they can: bytes, which a GPU normalises. Called before the first batch."""
-
-    # For sources made of other sources or of a dataset (loader/mixture.py, loader/dataset_adapter.py); any other has no use for them.
-
-    def counted_fingerprint(self) -> Mapping[str, Any]:
-        """The `fingerprint` with the number of samples; a mixture's own has that of each source."""
-        return {"samples": len(self), **self.fingerprint}
-
-    def augment_each(self, batch: Batch, keys: NDArray[np.uint64], indices: Indices) -> Batch:
-        """Return a batch of the samples at `indices` after `augment`; in a mixture each source changes its own samples."""
-        return self.augment(batch, keys)
-
-    def seed_reads(self, keys_of: Callable[[Indices], NDArray[np.uint64]]) -> None:
-        """Let code that draws at random while it reads sample i begin at `keys_of(i)` from now on; most sources have none."""
 
 
 class Sampler(Protocol):

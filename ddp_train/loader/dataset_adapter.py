@@ -96,6 +96,7 @@ class DatasetSource(DatasetFacts, DataSource):
         self._keys_of: Callable[[Indices], Keys] = keys_without_epochs  # which the generators are seeded with for each sample
 
     def seed_reads(self, keys_of: Callable[[Indices], Keys]) -> None:
+        """Let code that draws at random while it reads sample i begin at `keys_of(i)` from now on."""
         self._keys_of = keys_of
 
     @property
@@ -159,9 +160,6 @@ class Stream(DatasetFacts):
 
     def collate(self, samples: list[Any]) -> Batch:
         return collate(samples, self._fields, self._collate_fn)
-
-    def counted_fingerprint(self) -> Mapping[str, Any]:
-        return {"samples": self.length, **self.fingerprint}
 
     @property
     def length(self) -> int | None:

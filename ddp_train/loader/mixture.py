@@ -22,7 +22,7 @@ from ddp_train.errors import ConfigError, DataError, one_line
 from ddp_train.hashing import Keys
 from ddp_train.interfaces import Batch, DataSource, Indices, Sampler
 from ddp_train.interfaces.batch import describe, map_tensors, tensors_of
-from ddp_train.loader.dataset_adapter import keys_without_epochs
+from ddp_train.loader.dataset_adapter import DatasetSource, keys_without_epochs
 from ddp_train.loader.sampler import hashes_of, key_of, plain_sampler, read_weights
 
 _BLOCK = 1 << 12  # positions: long enough that a batch is drawn at random, short enough to be computed in a third of a millisecond
@@ -60,9 +60,6 @@ class MixtureSource(DataSource):
             fingerprint |= {f"sources.{name}.{key}": value for key, value in facts.items()}
         return fingerprint
 
-    def counted_fingerprint(self) -> Mapping[str, Any]:
-        return self.fingerprint
-
     @property
     def meaning(self) -> Mapping[str, Any]:
         """What it is in all sources; a ConfigError where it is not the same."""
@@ -90,6 +87,7 @@ class MixtureSource(DataSource):
         return self._joined(parts, len(indices))
 
     def augment_each(self, batch: Batch, keys: Keys, indices: Indices) -> Batch:
+        """Return a batch of the samples at `indices`, each changed at random by its own source (`DataSource.augment`)."""
         parts = []
         for number, rows in self._rows(indices):
             source = self._sources[number]
@@ -99,7 +97,8 @@ class MixtureSource(DataSource):
 
     def seed_reads(self, keys_of: Callable[[Indices], Keys]) -> None:
         for number, source in enumerate(self._sources):
-            source.seed_reads(partial(_keys_from, self._start(number), keys_of))
+            if isinstance(source, DatasetSource):
+                source.seed_reads(partial(_keys_from, self._start(number), keys_of))
 
     def where(self, index: int) -> str:
         ((number, _),) = self._rows(np.asarray([index]))

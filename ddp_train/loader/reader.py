@@ -15,6 +15,8 @@ from ddp_train.errors import DataError, UserError
 from ddp_train.hashing import Keys
 from ddp_train.interfaces import Batch, Counted, DataSource, Indices
 from ddp_train.interfaces.batch import describe, map_tensors, tensors_of
+from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
 
 _TRIES = 100  # samples that are tried in the place of one that cannot be read
@@ -114,7 +116,8 @@ class TrainReader:
     def _read(self, epoch: int, wanted: Indices, positions: Indices) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
         """Return samples of an epoch, at these positions, as they are trained on; their indices; and those that cannot be read."""
         source = self.samples.source
-        source.seed_reads(partial(self._order.sample_keys, epoch))
+        if isinstance(source, (DatasetSource, MixtureSource)):
+            source.seed_reads(partial(self._order.sample_keys, epoch))
         skipped: tuple[BadSample, ...] = ()
         if self._skips_bad_samples:
             batch, wanted, skipped = self.samples.read_good(wanted, partial(self._order.replacements, epoch, count=_TRIES))
@@ -122,7 +125,7 @@ class TrainReader:
             batch = self.samples.read(wanted)
         if self._augments:
             keys = self._order.sample_keys(epoch, wanted, positions=positions)
-            batch = source.augment_each(batch, keys, wanted)
+            batch = source.augment_each(batch, keys, wanted) if isinstance(source, MixtureSource) else source.augment(batch, keys)
         return batch, wanted, skipped
 
 

@@ -105,7 +105,7 @@ def test_a_data_source_of_another_class_has_our_defaults_for_what_it_lacks():
     source = pickle.loads(pickle.dumps(as_source(Own())))
     assert isinstance(source, DataSource) and len(source) == 6 and source.facts == {"num_classes": 2}
     batch, keys = source.batch(np.asarray([4, 2])), np.zeros(2, np.uint64)
-    assert source.augments and source.augment_each(batch, keys, np.asarray([4, 2])).tolist() == [5, 3]
+    assert source.augments and source.augment(batch, keys).tolist() == [5, 3]
     assert (source.meaning, source.fingerprint, source.where(0), source.lengths) == ({"classes": ["even", "odd"]}, {}, "", None)
     assert source.labels is Own.labels and source.classes == Own.classes
     with pytest.raises(ConfigError, match="cannot live on the device"):
