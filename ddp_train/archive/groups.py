@@ -24,7 +24,7 @@ _CUT = "debug.max_steps"  # a run that it cut off is not compared with whole one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RunGroup:
     """Completed runs that differ by the seed alone, and the mean of their newest values."""
 
     metric: str
@@ -39,7 +39,7 @@ class Group:
     half_width: float | None  # the true mean lies within mean ± this with `CONFIDENCE`
 
 
-def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
+def grouped(rows: Sequence[dict[str, Any]]) -> list[RunGroup]:
     """Return the groups of completed rows, by their metrics, the best first. Of the same seed the newest ordinary run counts."""
     members: dict[tuple[Any, ...], dict[str, dict[str, dict[str, Any]]]] = {}
     for row in sorted(filter(_has_value, rows), key=lambda row: (_is_ordinary(row), row["started"] or 0)):
@@ -54,7 +54,7 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
         values, folders = [row["last"] for row in ranked], [row["folder"] for row in ranked]
         deviation = stdev(values) if len(values) > 1 else None
         groups.append(
-            Group(
+            RunGroup(
                 metric=row["metric"],
                 goal=row["goal"],
                 settings={name: row.get(name) for name in differing},
@@ -121,7 +121,7 @@ def key_of(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
-def remarks(rows: Sequence[dict[str, Any]], groups: Sequence[Group]) -> list[str]:
+def remarks(rows: Sequence[dict[str, Any]], groups: Sequence[RunGroup]) -> list[str]:
     """Say which completed rows count in no group and why, and whether the best group is certainly better than the next one."""
     valued, completed = sum(map(_has_value, rows)), sum(row["status"] == Status.COMPLETED for row in rows)
     again = [folder for group in groups for folder in group.left_out]
@@ -139,7 +139,7 @@ def remarks(rows: Sequence[dict[str, Any]], groups: Sequence[Group]) -> list[str
     return [*said, f"{text} ± {half_width:.2g} ({CONFIDENCE:.0%} confidence): {why}"]
 
 
-def welch(left: Group, right: Group) -> float | None:
+def welch(left: RunGroup, right: RunGroup) -> float | None:
     """Return the half width of the difference of two means with `CONFIDENCE`; None: one of them is a single value."""
     if left.deviation is None or right.deviation is None:
         return None

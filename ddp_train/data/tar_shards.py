@@ -89,7 +89,7 @@ class _Members(EncodedImages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._shard = lru_cache(_MAX_OPEN)(partial(_Shard, self.index))
+        self._shard = lru_cache(_MAX_OPEN)(partial(_ShardFile, self.index))
 
     def __len__(self) -> int:
         return len(self.index.samples)
@@ -113,7 +113,7 @@ class _Members(EncodedImages):
         return partial(_Members, index=self.index, image_size=self.image_size, channels=self.channels), ()
 
 
-class _Shard(io.FileIO):
+class _ShardFile(io.FileIO):
     """An open tar, closed when nobody uses it any more: another thread may still read when the cache lets go of it."""
 
     def __init__(self, index: TarIndex, number: int) -> None:

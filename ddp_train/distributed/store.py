@@ -123,7 +123,7 @@ def join_served(address: str, port: int) -> TCPStore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class JoinedAttempt:
     """One attempt at a run, as one of its ranks knows it: a restart is another one."""
 
     rank: int
@@ -133,7 +133,7 @@ class Attempt:
     begins_at: Path | None  # as any of the ranks remembers it (`RestartNote.begins_at`); None: this is the first attempt
 
 
-def agree_on_attempt(store: Store, rank: int, size: int, *, begins_at: Path | None, within_s: float = MEET_WITHIN_S) -> Attempt:
+def agree_on_attempt(store: Store, rank: int, size: int, *, begins_at: Path | None, within_s: float = MEET_WITHIN_S) -> JoinedAttempt:
     """Agree with the other ranks on this attempt's place in the store, and on where it begins. Collective.
 
     Each rank says hello, with a name that no rank had before. Rank 0 answers every name that it finds, also one that a dead rank has left,
@@ -181,7 +181,7 @@ def leave(store: Store, rank: int, size: int, *, within_s: float = LEAVE_WITHIN_
                 wait_for(store, "all_left", within_s=left_s)
 
 
-def _welcome(store: Store, size: int, within_s: float) -> Attempt:
+def _welcome(store: Store, size: int, within_s: float) -> JoinedAttempt:
     """Answer every hello until all ranks have confirmed (rank 0)."""
     prefix = uuid.uuid4().hex
     place = PrefixStore(prefix, store)
@@ -209,10 +209,10 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
     return _attempt_at(0, size, place, prefix, beginning)
 
 
-def _attempt_at(rank: int, size: int, place: Store, prefix: str, beginning: str) -> Attempt:
+def _attempt_at(rank: int, size: int, place: Store, prefix: str, beginning: str) -> JoinedAttempt:
     begins_at = Path(beginning) if beginning else None
     store = PrefixStore("attempt", place)
-    return Attempt(rank=rank, size=size, store=store, prefix=f"ddp_train/{prefix}/attempt", begins_at=begins_at)
+    return JoinedAttempt(rank=rank, size=size, store=store, prefix=f"ddp_train/{prefix}/attempt", begins_at=begins_at)
 
 
 def _missing(rank: int, happened: str, within_s: float) -> UserError:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ddp_train.config import cluster
 from ddp_train.config.targets.locate import class_constants
-from ddp_train.distributed.store import Attempt, join_store_again, wait_for
+from ddp_train.distributed.store import JoinedAttempt, join_store_again, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.doctor.machine import ANSWER_WITHIN_S, EXAMINE_WITHIN_S, Examination, MachineReport, PeerReport, sums_within_s
 from ddp_train.doctor.problems import ClusterReport, Measurement, blocks_all_reduce, problems
@@ -47,12 +47,12 @@ _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 _Answer = TypeVar("_Answer")
 
 
-def quick(attempt: Attempt, job: Job) -> int:
+def quick(attempt: JoinedAttempt, job: Job) -> int:
     """Examine the machines of a job (its `Program`), and return the exit code. Collective."""
     return _Checkup(attempt, job, is_full=False).run()
 
 
-def full(attempt: Attempt, job: Job) -> int:
+def full(attempt: JoinedAttempt, job: Job) -> int:
     """As `quick`; also measure how fast each rank computes and the machines send."""
     return _Checkup(attempt, job, is_full=True).run()
 
@@ -60,7 +60,7 @@ def full(attempt: Attempt, job: Job) -> int:
 class _Checkup:
     """The examination, as one rank takes part in it."""
 
-    def __init__(self, attempt: Attempt, job: Job, *, is_full: bool) -> None:
+    def __init__(self, attempt: JoinedAttempt, job: Job, *, is_full: bool) -> None:
         self._attempt = attempt
         self._store = attempt.store
         self._job = job

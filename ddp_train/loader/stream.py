@@ -126,8 +126,8 @@ class StreamTrainLoader(TrainLoader):
                 what = f"the state of {type(self._stream.dataset).__name__} is not saved, it has more than tensors and plain containers"
                 print(f"data     {what}: after a resume the stream starts over", flush=True)
 
-    def _reader(self, number: int, position: Any) -> _Reader:
-        return _Reader(self._stream, self._first_reader + number, self._all_readers, position)
+    def _reader(self, number: int, position: Any) -> _StreamReader:
+        return _StreamReader(self._stream, self._first_reader + number, self._all_readers, position)
 
 
 class StreamEvaluationLoader(EvaluationLoader):
@@ -174,7 +174,7 @@ class _Request(NamedTuple):
     keeps_position: bool
 
 
-class _Reader:
+class _StreamReader:
     """Reads one shard, pass after pass, in this process or in a worker.
 
     Args:

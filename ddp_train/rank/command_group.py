@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Store
 
-from ddp_train.distributed.store import Attempt, wait_for
+from ddp_train.distributed.store import JoinedAttempt, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, NO_PROGRESS, STOPPED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import CommandLine, JobRunner
-from ddp_train.rank.rank import Ending, serve_job
+from ddp_train.rank.rank import RankEnding, serve_job
 from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
@@ -36,7 +36,7 @@ _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 class CommandGroup(JobRunner):
     """The ranks of an attempt that have a command line, `words`, as seen from one of them: on rank 0 they run the command's jobs."""
 
-    def __init__(self, attempt: Attempt, words: Sequence[str]) -> None:
+    def __init__(self, attempt: JoinedAttempt, words: Sequence[str]) -> None:
         super().__init__()
         self._attempt, self._words = attempt, words
         self._is_users_torchrun = process_env.NODE not in os.environ  # a person started the agent
@@ -45,24 +45,24 @@ class CommandGroup(JobRunner):
         self._is_announced = False
         self.job: Job | None = None  # the run that was announced
 
-    def serve(self, load_cli: Callable[[], CommandLine]) -> Ending:
+    def serve(self, load_cli: Callable[[], CommandLine]) -> RankEnding:
         """Do what the command line asks for, to its end. A stop of a sweep ends a user's agent, too; that of a run has done so already."""
         ending = self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
         if ending.was_stopped and self._is_users_torchrun and (member := self._member) is not None:
             end_users_agent(lambda: member.is_stopping)
         return ending
 
-    def _lead(self, load_cli: Callable[[], CommandLine]) -> Ending:
+    def _lead(self, load_cli: Callable[[], CommandLine]) -> RankEnding:
         """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""
         begins_at = self._attempt.begins_at
         if begins_at is not None:
             if (final_code := final_code_before(begins_at)) is not None:  # a user's torchrun starts all again
                 self._announce({"exit_code": final_code})
-                return Ending(final_code, was_stopped=False)
+                return RankEnding(final_code, was_stopped=False)
             archive_earlier_failure(begins_at, self._attempt.size)
         try:
             code = load_cli().resume(begins_at, self) if begins_at else load_cli().run(self._words, self)
-            return Ending(code, was_stopped=code in STOPPED)
+            return RankEnding(code, was_stopped=code in STOPPED)
         finally:
             if self._leader is not None:
                 self._leader.leave()
@@ -100,7 +100,7 @@ class CommandGroup(JobRunner):
         self._member = self._leader = Leader(self._attempt)
         return [self._leader]
 
-    def _follow(self) -> Ending:
+    def _follow(self) -> RankEnding:
         """Take part in what rank 0 announces (other ranks)."""
         announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
         if "sweep" in announced:
@@ -111,18 +111,18 @@ class CommandGroup(JobRunner):
             return self._member.follow()
         if "job" in announced:
             return self._serve_job(Job.from_json(announced["job"]))
-        return Ending(announced.get("exit_code", DONE), was_stopped=False)
+        return RankEnding(announced.get("exit_code", DONE), was_stopped=False)
 
     def _announce(self, command: Mapping[str, Any]) -> None:
         self._is_announced = True
         self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
 
-    def _serve_job(self, job: Job) -> Ending:
+    def _serve_job(self, job: Job) -> RankEnding:
         self.job = job
         if self._is_users_torchrun and job.is_run and process_env.num_nodes() > 1:
             restart_note.remember_run(job.begins_at)
             if not _compare_machines(self._attempt.store, job, self._words):
-                return Ending(ENVIRONMENT_REFUSES, was_stopped=False)
+                return RankEnding(ENVIRONMENT_REFUSES, was_stopped=False)
         return serve_job(job, self._attempt, is_users_agent=self._is_users_torchrun)
 
 

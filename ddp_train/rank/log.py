@@ -49,7 +49,7 @@ def rank_log(run_folder: RunFolder, rank: int, *, is_shown: bool) -> Iterator[Te
     if rank == 0 and is_shown:
         screens = [Terminal(terminal.fileno(), owns=False, log=descriptor) for descriptor, terminal in zip((1, 2), terminals, strict=True)]
         sys.stdout, sys.stderr = screens
-        handlers.append(_Screen(screens[1]))
+        handlers.append(_ScreenHandler(screens[1]))
     our_logger = logging.getLogger("ddp_train")
     root_logger = logging.getLogger()
     level = root_logger.level
@@ -79,7 +79,7 @@ def rank_log(run_folder: RunFolder, rank: int, *, is_shown: bool) -> Iterator[Te
             terminal.close()
 
 
-class _Screen(logging.Handler):
+class _ScreenHandler(logging.Handler):
     """Shows warnings on the terminal, as Python does where nobody has set up any logging."""
 
     def __init__(self, stream: Terminal) -> None:

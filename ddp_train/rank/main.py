@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_train.distributed.store import LEAVE_WITHIN_S, Attempt, agree_on_attempt, join_store, leave
+from ddp_train.distributed.store import LEAVE_WITHIN_S, JoinedAttempt, agree_on_attempt, join_store, leave
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError
 from ddp_train.launch.job import Job
 from ddp_train.rank.rank import serve_job
@@ -62,7 +62,7 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
     return ending.exit_code
 
 
-def _meet_ranks(job: Job | None) -> Attempt:
+def _meet_ranks(job: Job | None) -> JoinedAttempt:
     """Meet the other ranks, and make way for what this attempt writes. Collective. Raises UserError: a rank did not come."""
     note = restart_note.recall_run()
     rank, size = process_env.rank(), process_env.world_size()

@@ -54,7 +54,7 @@ class MessageKind(StrEnum):
     CLOSED = "closed"  # no message follows
 
 
-class Message(NamedTuple):
+class RankMessage(NamedTuple):
     """What one rank says to all."""
 
     kind: MessageKind
@@ -112,14 +112,14 @@ class Peers:
             return None
         return [int(step) for step in self._store.multi_get([f"{place}/{rank}" for rank in range(self._world.size)])]
 
-    def messages(self) -> Iterator[tuple[int, Message]]:
+    def messages(self) -> Iterator[tuple[int, RankMessage]]:
         """Give each message with its position as it comes, until the line is closed. Answers `ASK` itself. For one thread.
 
         Raises DistError: the store is gone.
         """
         for position in count(1):
             kind, _, value = wait_for(self._reading_store, f"message/{position}").rpartition(" ")
-            message = Message(MessageKind(kind), int(value))
+            message = RankMessage(MessageKind(kind), int(value))
             if message.kind is MessageKind.CLOSED:
                 return
             if message.kind is not MessageKind.ASK:

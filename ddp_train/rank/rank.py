@@ -12,7 +12,7 @@ from torch.distributed import Store
 
 from ddp_train.config import cluster
 from ddp_train.config.targets.locate import locate
-from ddp_train.distributed.store import MEET_WITHIN_S, Attempt, wait_for
+from ddp_train.distributed.store import MEET_WITHIN_S, JoinedAttempt, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import DONE, UserError
 from ddp_train.launch.job import Evaluation, Job, Program
@@ -40,20 +40,20 @@ from ddp_train.watchdog.client import FlightRecorder, WatchRequest, collective_t
 logger = logging.getLogger(__name__)
 
 
-class Ending(NamedTuple):
+class RankEnding(NamedTuple):
     """How what the ranks were started for has ended."""
 
     exit_code: int
     was_stopped: bool  # in good order; a `Program` that returns the exit code of a stop was not
 
 
-def serve_job(job: Job, attempt: Attempt, *, is_users_agent: bool = False) -> Ending:
+def serve_job(job: Job, attempt: JoinedAttempt, *, is_users_agent: bool = False) -> RankEnding:
     """Call the function of a `Program` job; train or evaluate for any other."""
     if isinstance(job.work, Program):
-        return Ending(int(locate(job.work.function)(attempt, job)), was_stopped=False)
+        return RankEnding(int(locate(job.work.function)(attempt, job)), was_stopped=False)
     restart_note.remember_run(job.begins_at)
     status = work_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
-    return Ending(EXIT_CODE_OF_STOP.get(status, DONE), was_stopped=status in EXIT_CODE_OF_STOP)
+    return RankEnding(EXIT_CODE_OF_STOP.get(status, DONE), was_stopped=status in EXIT_CODE_OF_STOP)
 
 
 def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> Status:

@@ -31,7 +31,7 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
-from ddp_train.rank.peers import Message, MessageKind, Neighbour, Peers
+from ddp_train.rank.peers import MessageKind, Neighbour, Peers, RankMessage
 from ddp_train.system import process_env
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
 from ddp_train.training.loop.hooks import Agreed
@@ -117,7 +117,7 @@ class StepAgreement:
         if (begun_steps := self._peers.answer(position, self._newest_begun_step)) is not None:
             self._peers.send(result, max(begun_steps))
 
-    def close(self, agreed: Message) -> None:
+    def close(self, agreed: RankMessage) -> None:
         is_stop = agreed.kind is MessageKind.STOP_AGREED
         logger.info("all ranks %s after step %d", "stop" if is_stop else "save", agreed.number)
         if is_stop:

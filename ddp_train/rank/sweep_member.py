@@ -15,12 +15,12 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn
 
-from ddp_train.distributed.store import Attempt, join_store_again, leave, wait_for
+from ddp_train.distributed.store import JoinedAttempt, join_store_again, leave, wait_for
 from ddp_train.errors import DONE, FAILED
 from ddp_train.launch.agent_process import RankRequest
 from ddp_train.launch.job import Job
 from ddp_train.rank.forked import setup_forked_rank
-from ddp_train.rank.rank import Ending, work_as_rank
+from ddp_train.rank.rank import RankEnding, work_as_rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status
 from ddp_train.system import process_env
@@ -39,7 +39,7 @@ _REPORT_WITHIN_S = 1.0
 class Member:
     """One rank's member. The store of its attempt survives the ranks, which have a place of their own there for each job."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: JoinedAttempt) -> None:
         self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, attempt.rank, attempt.size
         self._child: Child | None = None  # the rank
         self._number = 0  # of the job at hand
@@ -49,14 +49,14 @@ class Member:
         gc.collect()
         gc.freeze()  # what is here now stays in every rank: collecting there need not look at it, nor copy its pages
 
-    def follow(self) -> Ending:
+    def follow(self) -> RankEnding:
         """Run every job that the leader announces, until it announces the end or the agent does (members of the ranks other than 0)."""
         while not self.is_stopping and (job := wait_for(self._store, f"job/{self._number + 1}")):
             self.begin(job)
             while self.poll_rank(_POLL_S) is None:
                 pass
         self.end_rank()
-        return Ending(DONE, was_stopped=self.is_stopping or self._status in EXIT_CODE_OF_STOP)
+        return RankEnding(DONE, was_stopped=self.is_stopping or self._status in EXIT_CODE_OF_STOP)
 
     def begin(self, job: str) -> None:
         """Fork the rank for the next job, `Job.to_json`."""

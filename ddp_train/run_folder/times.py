@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Attempt:
+class AttemptTimes:
     """The first line of an attempt, and the others."""
 
     started: float
@@ -59,18 +59,18 @@ class Attempt:
         return self.spans[-1].time if self.spans else self.started
 
 
-def read_times(run_folder: RunFolder, *, most_ranks: int | None = None) -> list[Attempt]:
+def read_times(run_folder: RunFolder, *, most_ranks: int | None = None) -> list[AttemptTimes]:
     """Return the attempts in times.jsonl, with rows of the first ranks alone if `most_ranks` says of how many; [] without one.
 
     What a kill left half written is left out, and what cannot be understood.
     """
-    attempts: list[Attempt] = []
+    attempts: list[AttemptTimes] = []
     for content in json_lines(run_folder.times):
         with suppress(KeyError, TypeError, ValueError):
             step = int(content["step"])
             if "started" in content:
                 known = {name: content[name] for name in ("restart", "queued", "hosts", "not_split")}
-                attempts.append(Attempt(started=float(content["started"]), step=step, **known))
+                attempts.append(AttemptTimes(started=float(content["started"]), step=step, **known))
             elif attempts:
                 rows = [row for row in content["ranks"] if len(row) == len(Part)][:most_ranks]
                 time, seconds, steps = float(content["time"]), float(content["seconds"]), int(content["steps"])
@@ -92,7 +92,7 @@ def read_goodput(run_folder: RunFolder) -> dict[str, float] | None:
     return goodput_of(read_times(run_folder, most_ranks=1))
 
 
-def goodput_of(attempts: Sequence[Attempt]) -> dict[str, float] | None:
+def goodput_of(attempts: Sequence[AttemptTimes]) -> dict[str, float] | None:
     """Return the goodput of a run as result.json has it: its `share`, `wall_s`, and the seconds of each part, by rank 0's clock.
 
     The lines are read backwards: a step is lost if a later line has taken it again.

@@ -61,6 +61,11 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=WAITING, dualstack_ipv6=is_ipv6 and not host)
 
 
+def plain_address(address: str) -> str:
+    """Return an address as it is usually written: a socket for IPv4 and IPv6 has IPv4's as ::ffff:10.0.0.1."""
+    return address.removeprefix("::ffff:")
+
+
 def is_address(host: str) -> bool:
     """Tell whether a host is written as an address. What a name means differs between machines: to itself it may be 127.0.1.1."""
     try:

@@ -40,7 +40,7 @@ _KERNELS = "nccl"  # prefix of their kernels on a GPU
 
 
 @dataclass(frozen=True)
-class _Window:
+class _ProfileWindow:
     """Steps to record on some ranks, after `first` steps."""
 
     kind: str  # trace | memory (on a CPU) | allocations (memory on a GPU)
@@ -125,8 +125,8 @@ class Profiler:
             self._run_folder.profile_request.unlink(missing_ok=True)
             self._world.print("profile.request came too late: the run has taken its last step")
 
-    def _plan(self, kind: str, first: int, steps: int, ranks: Sequence[int]) -> _Window:
-        return _Window("allocations" if kind == "memory" and self._world.device.type == "cuda" else kind, first, steps, ranks)
+    def _plan(self, kind: str, first: int, steps: int, ranks: Sequence[int]) -> _ProfileWindow:
+        return _ProfileWindow("allocations" if kind == "memory" and self._world.device.type == "cuda" else kind, first, steps, ranks)
 
     def _read(self) -> tuple[ProfileRequest | None, str]:
         try:
@@ -134,7 +134,7 @@ class Profiler:
         except (OSError, ValueError) as error:
             return None, str(error)
 
-    def _begin(self, window: _Window, step: int) -> None:
+    def _begin(self, window: _ProfileWindow, step: int) -> None:
         first = step + 1 + window.first - window.begins
         path = _unused(self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{first - 1:06d}")
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.times import Attempt, goodput_of, read_times
+from ddp_train.run_folder.times import AttemptTimes, goodput_of, read_times
 from ddp_train.system.phase import Part
 from tests.conftest import TINY, Project
 
@@ -27,7 +27,7 @@ def slow(phase: str) -> list[str]:
     return ["debug=faults", f"debug.faults=[{fault}]", "trainer.max_steps=25"]
 
 
-def the_attempt(run: Path) -> Attempt:
+def the_attempt(run: Path) -> AttemptTimes:
     """Return the only attempt of a run; its ranks' parts sum to the wall time."""
     [attempt] = read_times(RunFolder(run))
     wall = sum(span.seconds for span in attempt.spans)

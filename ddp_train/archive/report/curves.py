@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.run_folder.failure import load_report
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.times import Attempt, goodput_of
+from ddp_train.run_folder.times import AttemptTimes, goodput_of
 from ddp_train.system.phase import Part
 
 Floats = NDArray[np.float64]
@@ -72,7 +72,7 @@ def curves_of(run: ArchivedRun, *, points: int) -> dict[str, Any]:
     return {"curves": curves, "axes": axes}
 
 
-def marks_of(run: ArchivedRun, attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+def marks_of(run: ArchivedRun, attempts: Sequence[AttemptTimes]) -> list[dict[str, Any]]:
     """Return the marks of a run by step: events, failures, attempts, checkpoints, and a stop."""
     marks = list[tuple[str, Any, str]]()
     for event in run.events[:_MAX_EVENTS]:
@@ -92,7 +92,7 @@ def marks_of(run: ArchivedRun, attempts: Sequence[Attempt]) -> list[dict[str, An
     return [{"kind": kind, "step": step, "text": text} for kind, step, text in marks if isinstance(step, int)]
 
 
-def time_split_of(attempts: Sequence[Attempt], *, cells: int) -> dict[str, Any] | None:
+def time_split_of(attempts: Sequence[AttemptTimes], *, cells: int) -> dict[str, Any] | None:
     """Return the parts of a run's time, thinned by summing neighbouring records; None: it measured none.
 
     `cells`: the largest number of values: columns x ranks x parts.

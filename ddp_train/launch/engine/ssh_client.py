@@ -55,7 +55,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     `is_run`: something of it stays that could be resumed.
     """
     os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
-    received, lines = list[int](), list[_Line]()
+    received, lines = list[int](), list[_SshLine]()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         received.append(number)
@@ -69,7 +69,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     marker = run_folder.launch / f"here_{launch_id}"  # who sees it sees the run's folder
     marker.touch()
     try:
-        lines += [_Line(remote, preamble(os.environ, launch_id), is_first=index == 0) for index, remote in enumerate(remotes)]
+        lines += [_SshLine(remote, preamble(os.environ, launch_id), is_first=index == 0) for index, remote in enumerate(remotes)]
         problems = _wait_until_ready(lines, received)
     finally:
         marker.unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def preamble(environment: Mapping[str, str], launch_id: str) -> bytes:
     return os.fsencode("".join([*lines, f"launch_id={launch_id}\n"]))
 
 
-class _Line:
+class _SshLine:
     def __init__(self, remote: Remote, preamble: bytes, *, is_first: bool) -> None:
         self.host = remote.host
         self.is_ready = threading.Event()
@@ -173,7 +173,7 @@ class _Line:
                     target.flush()
 
 
-def _wait_until_ready(lines: Sequence[_Line], received: Sequence[int]) -> list[EnvironmentRefuses]:
+def _wait_until_ready(lines: Sequence[_SshLine], received: Sequence[int]) -> list[EnvironmentRefuses]:
     deadline = time.monotonic() + _READY_WITHIN_S
     waits = list(lines)
     while waits and not received and time.monotonic() < deadline:
@@ -185,7 +185,7 @@ def _wait_until_ready(lines: Sequence[_Line], received: Sequence[int]) -> list[E
     return [] if received else [problem for line in lines if (problem := line.problem()) is not None]
 
 
-def _wait_until_ended(lines: Sequence[_Line], least: int) -> int:
+def _wait_until_ended(lines: Sequence[_SshLine], least: int) -> int:
     """Keep the lines alive until all machines have ended, and return the exit code of the run."""
     stop_at: float | None = None
     while any(line.exit_code() is None for line in lines):

@@ -13,11 +13,12 @@ from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
 from ddp_train.launch.agent_process import AgentOptions, rank_environment, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import Ended, Line, Message, plain_address, reason
+from ddp_train.launch.node.wire import Ended, JsonMessage, Line, reason
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.restart_note import recall_run, remember_run
 from ddp_train.run_folder.result import Result
 from ddp_train.system import process_env
+from ddp_train.system.network import plain_address
 from ddp_train.system.process import STOP_SIGNALS, Child, descendants, is_alive
 
 SHOWN = 200  # characters of an error in a line
@@ -33,7 +34,7 @@ class AttemptAgent:
     `listener`: where the agent is to serve the store of the attempt (the first machine).
     """
 
-    def __init__(self, this_node: ThisNode, message: Message, line: Line, *, listener: socket.socket | None) -> None:
+    def __init__(self, this_node: ThisNode, message: JsonMessage, line: Line, *, listener: socket.socket | None) -> None:
         self._this_node, self._message, self._line, self._listener = this_node, message, line, listener
         self.number = int(message["number"])  # which attempt of the launch it is, from 1
         self.has_restarts = bool(message["restarts"] < message["max_restarts"])  # a failure would be followed by another attempt

@@ -22,7 +22,7 @@ from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREE
 from ddp_train.launch.node.registry import Came, Lost, Node, NodeEvent, Registry
 from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
-from ddp_train.launch.node.wire import Ended, Stop
+from ddp_train.launch.node.wire import Ended, Signalled
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.starts import fail_attempt
 from ddp_train.run_folder.verdict import exit_code_after_agent
@@ -41,7 +41,7 @@ _ABOUT_TO_BE_LOST_S = 4.0  # a machine that is silent for so long when another o
 _STOPPED_CODES = tuple(128 + number for number in STOP_SIGNALS)  # with which an agent ends that was told to
 
 
-class _Ending(StrEnum):
+class _EndCause(StrEnum):
     """Why an attempt was told to end."""
 
     STOP = "stop"
@@ -50,14 +50,14 @@ class _Ending(StrEnum):
 
 
 @dataclass
-class _Attempt:
+class _RunningAttempt:
     """One start of all ranks, until all have ended."""
 
     number: int
     nodes: list[Node]
     codes: dict[Node, int] = field(default_factory=dict)  # how the agents ended
     lost: list[Node] = field(default_factory=list)
-    ending: _Ending | None = None
+    end_cause: _EndCause | None = None
     kill_at: float = float("inf")
     is_killed: bool = False
     is_cut_off: bool = False  # it is this machine that was lost, and not the others
@@ -66,9 +66,9 @@ class _Attempt:
     def open_nodes(self) -> list[Node]:
         return [node for node in self.nodes if node not in self.codes and node not in self.lost]
 
-    def end(self, why: _Ending, *, within_s: float) -> None:
-        if self.ending != _Ending.FAILURE:
-            self.ending = why
+    def end(self, why: _EndCause, *, within_s: float) -> None:
+        if self.end_cause != _EndCause.FAILURE:
+            self.end_cause = why
         self.kill_at = min(self.kill_at, time.monotonic() + within_s)
 
     def ranks_of(self, node: Node) -> range:
@@ -135,7 +135,7 @@ class Attempts:
             if (event := await self._next_event()) is not None and isinstance(event.what, Came):
                 report_at = min(report_at, time.monotonic() + _NAMED_AFTER_S)
 
-    def _begin(self, nodes: list[Node]) -> _Attempt:
+    def _begin(self, nodes: list[Node]) -> _RunningAttempt:
         self._number += 1
         world_size = sum(node.facts.processes for node in nodes)
         if self._job is not None:
@@ -163,16 +163,16 @@ class Attempts:
                 first_ranks=nodes[0].facts.processes,
                 job=None if self._job is None else self._job.to_json(),
             )
-        return _Attempt(self._number, nodes)
+        return _RunningAttempt(self._number, nodes)
 
-    async def _watch(self, attempt: _Attempt) -> None:
+    async def _watch(self, attempt: _RunningAttempt) -> None:
         """Wait until the agents of all machines have ended, and end them where that has to be."""
         while attempt.open_nodes:
             if (event := await self._next_event()) is not None:
                 self._handle(event, attempt)
             now = time.monotonic()
-            if self._stop_signal is not None and attempt.ending not in (_Ending.STOP, _Ending.FAILURE):
-                attempt.end(_Ending.STOP, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
+            if self._stop_signal is not None and attempt.end_cause not in (_EndCause.STOP, _EndCause.FAILURE):
+                attempt.end(_EndCause.STOP, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
             if self._is_final:
                 attempt.kill_at = min(attempt.kill_at, now)
             if now >= attempt.kill_at + _DIES_WITHIN_S:
@@ -183,26 +183,26 @@ class Attempts:
                 for node in attempt.open_nodes:
                     node.line.send("kill", attempt=attempt.number)
 
-    def _handle(self, event: NodeEvent, attempt: _Attempt) -> None:
+    def _handle(self, event: NodeEvent, attempt: _RunningAttempt) -> None:
         node = event.node
         match event.what:
             case Ended(number, code, why) if number == attempt.number and node in attempt.open_nodes:
                 attempt.codes[node] = FAILED if attempt.is_killed and code == 128 + signal.SIGKILL else code
-                if code != DONE and not attempt.ending:
-                    attempt.end(_Ending.FAILURE, within_s=_SURVIVORS_S)
+                if code != DONE and not attempt.end_cause:
+                    attempt.end(_EndCause.FAILURE, within_s=_SURVIVORS_S)
                     if why:
                         self._registry.say(f"{node.name}: {why}")
             case Lost(why) if node in attempt.open_nodes:
                 attempt.lost.append(node)
                 self._report_loss(node, why, attempt)
-                attempt.end(_Ending.FAILURE, within_s=0.0)
-            case Came() if not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
+                attempt.end(_EndCause.FAILURE, within_s=0.0)
+            case Came() if not attempt.end_cause and node not in attempt.nodes and node in self._registry.nodes:
                 self._registry.say(f"{node.name} joined: the run saves, and continues with {len(self._registry.nodes)} machines")
-                attempt.end(_Ending.JOIN, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
+                attempt.end(_EndCause.JOIN, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
                 for other in attempt.open_nodes:
                     other.line.send("stop", signal=int(signal.SIGTERM))
 
-    def _pass_on(self, stop: Stop, node: Node) -> None:
+    def _pass_on(self, stop: Signalled, node: Node) -> None:
         """Pass a stop signal that came to one machine on to all."""
         self._is_final = self._is_final or stop.is_final
         if self._stop_signal is None:
@@ -214,7 +214,7 @@ class Attempts:
         elif stop.signal == signal.SIGINT:
             self._stop_signal = stop.signal  # a Ctrl-C counts more than the batch system's warning before it
 
-    def _report_loss(self, node: Node, why: str, attempt: _Attempt) -> None:
+    def _report_loss(self, node: Node, why: str, attempt: _RunningAttempt) -> None:
         """Name a machine that was lost, before ranks that have lost it can name each other."""
         if attempt.is_cut_off:
             return
@@ -230,18 +230,18 @@ class Attempts:
             print(report.screen(folder), file=sys.stderr, flush=True)
         self._registry.say(f"{report.message}; the ranks of all machines are stopped")
 
-    def _judge(self, attempt: _Attempt) -> int | None:
+    def _judge(self, attempt: _RunningAttempt) -> int | None:
         """Return the exit code of the run, or None where another attempt is to follow."""
         if self._stop_signal is not None:
             return self._code_of_stop()
         folder = self._this_node.run_folder
-        expected = (DONE, *_STOPPED_CODES) if attempt.ending == _Ending.JOIN else (DONE,)
+        expected = (DONE, *_STOPPED_CODES) if attempt.end_cause == _EndCause.JOIN else (DONE,)
         failures = [code for code in attempt.codes.values() if code not in expected]
         first_failure = max(FAILED, failures[0]) if failures else DONE
         code = next((code for code in failures if code in FINAL), first_failure)
         is_ended = folder is not None and folder.has_ended_since(self.before)
         is_failed = not is_ended and bool(attempt.lost or failures)
-        if attempt.ending == _Ending.JOIN and not is_failed and not (folder is not None and folder.is_completed()):
+        if attempt.end_cause == _EndCause.JOIN and not is_failed and not (folder is not None and folder.is_completed()):
             if folder is not None:
                 folder.archive_failure()  # it says `preempted`
             return None
@@ -292,6 +292,6 @@ class Attempts:
                 event = await self._registry.events.get()
         except TimeoutError:
             return None
-        if isinstance(event.what, Stop):
+        if isinstance(event.what, Signalled):
             self._pass_on(event.what, event.node)
         return event

@@ -22,7 +22,7 @@ from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.registry_client import ProgramEnd, RegistryClient
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, LineLost, LineSilent, Message, of_socket
+from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, JsonMessage, Line, LineLost, LineSilent, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.verdict import exit_code_after_agent
@@ -36,11 +36,11 @@ _POLL_S = 0.05
 
 def run_node(this_node: ThisNode, *, received: Sequence[int] = ()) -> int:
     """Take part in a run until it ends, and return its exit code, the same on all machines; `received`: signals that came before."""
-    program = _FirstProgram(this_node) if this_node.rendezvous.is_first else _Program(this_node)
+    program = _FirstNodeProgram(this_node) if this_node.rendezvous.is_first else _NodeProgram(this_node)
     return asyncio.run(program.run(received))
 
 
-class _Program:
+class _NodeProgram:
     """Takes part in a run that the first machine leads."""
 
     def __init__(self, this_node: ThisNode) -> None:
@@ -90,7 +90,7 @@ class _Program:
                 line.cut()
             await self._end_as_lost(why)
 
-    async def _follow(self, line: Line) -> Message:
+    async def _follow(self, line: Line) -> JsonMessage:
         """Do what the registry says; return its last message: over or dropped."""
         while True:
             message = await line.receive(silent_s=None if self._rendezvous.is_first else SILENT_S)
@@ -166,7 +166,7 @@ class _Program:
         return self._agent is None or await self._agent.end()
 
 
-class _FirstProgram(_Program):
+class _FirstNodeProgram(_NodeProgram):
     """Leads the run: serves the registry, counts the attempts, and takes part in them as its first node."""
 
     def __init__(self, this_node: ThisNode) -> None:

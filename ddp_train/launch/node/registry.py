@@ -10,10 +10,11 @@ from typing import NamedTuple, NoReturn
 
 from ddp_train.errors import plural
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import SILENT_S, Ended, Line, LineLost, LineSilent, Message, Stop, is_proven, plain_address, proof, shown
+from ddp_train.launch.node.wire import SILENT_S, Ended, JsonMessage, Line, LineLost, LineSilent, Signalled, is_proven, proof, shown
 from ddp_train.launch.node_facts.differences import clock, differences
 from ddp_train.launch.node_facts.facts import NodeFacts
 from ddp_train.launch.signals import LISTENED
+from ddp_train.system.network import plain_address
 
 _HELLO_WITHIN_S = 10.0
 _MAX_NAME = 100  # characters
@@ -58,7 +59,7 @@ class NodeEvent(NamedTuple):
     """What happens on a machine: it came, was lost, or has sent a message."""
 
     node: Node
-    what: Came | Lost | Ended | Stop
+    what: Came | Lost | Ended | Signalled
 
 
 class Registry:
@@ -221,17 +222,17 @@ class Registry:
             self.say(text)
 
 
-def _sent_by_member(message: Message) -> Ended | Stop:
+def _sent_by_member(message: JsonMessage) -> Ended | Signalled:
     """Return the message of a machine that was taken in. LineLost: it is none of the kinds that a machine sends."""
     fields = {name: value for name, value in message.items() if name != "kind"}
-    kind = {"ended": Ended, "stop": Stop}.get(str(message["kind"]))
+    kind = {"ended": Ended, "stop": Signalled}.get(str(message["kind"]))
     types = {name: type(value) for name, value in fields.items()}
     if kind is None or types != kind.__annotations__ or fields.get("signal", LISTENED[0]) not in LISTENED:
         raise LineLost(f"sent an unknown message: {shown(message, _MAX_NAME)}")
-    return Ended(**fields) if kind is Ended else Stop(**fields)
+    return Ended(**fields) if kind is Ended else Signalled(**fields)
 
 
-def _facts(hello: Message) -> NodeFacts | None:
+def _facts(hello: JsonMessage) -> NodeFacts | None:
     """Return the facts in a machine's hello; None where its version tells others."""
     try:
         facts = NodeFacts.from_json(hello["facts"])

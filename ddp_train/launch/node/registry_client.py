@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import Line, LineLost, Message, connect, is_proven, of_socket, proof, reason, shown
+from ddp_train.launch.node.wire import JsonMessage, Line, LineLost, connect, is_proven, of_socket, proof, reason, shown
 from ddp_train.launch.signals import is_final_stop
 from ddp_train.system.files import refresh
 
@@ -137,7 +137,7 @@ class RegistryClient:
         for index, number in enumerate(self._stops):
             line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:index]))
 
-    async def _receive_welcome(self, line: Line, deadline: float, *, is_only_one: bool) -> Message:
+    async def _receive_welcome(self, line: Line, deadline: float, *, is_only_one: bool) -> JsonMessage:
         """Answer what the registry asks before it takes this machine in. LineLost: of another run. ProgramEnd: it is refused."""
         while (message := await line.receive(silent_s=max(1.0, deadline - time.monotonic())))["kind"] != "welcome":
             if message["kind"] == "say":

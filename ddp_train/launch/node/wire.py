@@ -23,7 +23,7 @@ _RETRY_MS = 1000
 _TCP_RTO_MAX_MS = 44  # of Linux 6.15: a cable that was out for seconds is used again after one, not after as long again
 _MAX_SHOWN = 4000  # characters
 
-Message = dict[str, Any]  # as it comes, from anybody
+JsonMessage = dict[str, Any]  # as it comes, from anybody
 
 
 class Ended(NamedTuple):
@@ -34,7 +34,7 @@ class Ended(NamedTuple):
     why: str  # where the other machines have to be told
 
 
-class Stop(NamedTuple):
+class Signalled(NamedTuple):
     """A machine's message that a stop signal has come to it."""
 
     signal: int
@@ -74,11 +74,6 @@ def reason(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else "no answer"
 
 
-def plain_address(address: str) -> str:
-    """Return an address as it is usually written: a socket for IPv4 and IPv6 has IPv4's as ::ffff:10.0.0.1."""
-    return address.removeprefix("::ffff:")
-
-
 class Line:
     """One end of a line. Made by `connect`, or for a connection that was accepted."""
 
@@ -107,12 +102,12 @@ class Line:
             if not self._writer.is_closing():
                 self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
-    async def receive(self, *, silent_s: float | None = None) -> Message:
+    async def receive(self, *, silent_s: float | None = None) -> JsonMessage:
         """Return the next message. LineLost: the line has ended. LineSilent: not even a sign of life came for so long."""
         while True:
             try:
                 async with asyncio.timeout(silent_s) as patience:
-                    message: Message = json.loads(await self._reader.readline())
+                    message: JsonMessage = json.loads(await self._reader.readline())
                 is_beat = message["kind"] == "beat"
             except (OSError, ValueError, RecursionError, LookupError, TypeError):  # cut, longer than anything of ours, or no message
                 if patience.expired():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_train.training.record.logged import Group, Logged, Reduction, loss_of
+from ddp_train.training.record.logged import Logged, Reduction, ReductionGroup, loss_of
 from ddp_train.training.train_state import WindowSums
 
 _INITIAL_STEPS = 64  # capacity; it doubles when it is full
@@ -117,7 +117,7 @@ class LogWindow:
         newest_square = reduction.add_tensors([] if grad_norm is None else [grad_norm.double().square()])
         reduction.sum()
 
-        def over_ranks(squares: Group) -> list[float]:
+        def over_ranks(squares: ReductionGroup) -> list[float]:
             return [math.sqrt(square / world.size) for square in squares.sums]  # root mean squares: of equal norms, the norm
 
         of_tensors = iter(units_on_device.sums)

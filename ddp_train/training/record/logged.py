@@ -25,7 +25,7 @@ _RESERVED = ("loss", "lr", "grad_norm", "skipped_samples", "skipped_steps", *thr
 _NEVER_LOGGED: Sequence[float] = (0.0, 0.0, 0)
 
 
-class Group:
+class ReductionGroup:
     """Some numbers of a reduction, returned by `add`, and their sums after it."""
 
     sums: list[float]  # over all ranks; set by `Reduction.sum`
@@ -36,18 +36,18 @@ class Reduction:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._numbers: list[tuple[Group, list[float]]] = []
-        self._tensors: list[tuple[Group, list[Tensor]]] = []
+        self._numbers: list[tuple[ReductionGroup, list[float]]] = []
+        self._tensors: list[tuple[ReductionGroup, list[Tensor]]] = []
 
-    def add(self, numbers: Iterable[float]) -> Group:
+    def add(self, numbers: Iterable[float]) -> ReductionGroup:
         """Add a group of the host's numbers, which go to the device together."""
-        self._numbers.append((group := Group(), [*numbers]))
+        self._numbers.append((group := ReductionGroup(), [*numbers]))
         return group
 
-    def add_tensors(self, tensors: Iterable[float | Tensor]) -> Group:
+    def add_tensors(self, tensors: Iterable[float | Tensor]) -> ReductionGroup:
         """Add a group of numbers that are on the device; others among them are sent there, one by one."""
         sent = (torch.as_tensor(tensor, dtype=torch.float64).to(self.world.device, non_blocking=True) for tensor in tensors)
-        self._tensors.append((group := Group(), [tensor.flatten() for tensor in sent]))
+        self._tensors.append((group := ReductionGroup(), [tensor.flatten() for tensor in sent]))
         return group
 
     def sum(self) -> None:
@@ -96,7 +96,7 @@ class Logged:
         self._num_end_requests = reduction.add([self.end_request is not None])
         self._groups = self._add_sums(reduction, self._state.logged_names)
 
-    def _add_sums(self, reduction: Reduction, names: Sequence[str]) -> dict[str, tuple[Group, Group]]:
+    def _add_sums(self, reduction: Reduction, names: Sequence[str]) -> dict[str, tuple[ReductionGroup, ReductionGroup]]:
         """Return two groups for each name: the total with its count, and the calls."""
         groups = {}
         for name in names:

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import DistError, DistStoreError, Store, TCPStore
 
 from ddp_train.distributed import store as stores
-from ddp_train.distributed.store import Attempt, agree_on_attempt, leave, round_trip_s, serve_store, wait_for
+from ddp_train.distributed.store import JoinedAttempt, agree_on_attempt, leave, round_trip_s, serve_store, wait_for
 from ddp_train.errors import UserError
 
 
@@ -71,7 +71,7 @@ def on_all(size: int, act: Callable[[int], Value]) -> list[Value]:
         return list(pool.map(act, range(size)))
 
 
-def attempt(store: TCPStore, size: int, remembered: dict[int, Path] | None = None) -> list[Attempt]:
+def attempt(store: TCPStore, size: int, remembered: dict[int, Path] | None = None) -> list[JoinedAttempt]:
     begins_at = remembered or {}
     return on_all(size, lambda rank: agree_on_attempt(patient_client(store), rank, size, begins_at=begins_at.get(rank), within_s=20))
 

@@ -12,11 +12,11 @@ import pytest
 
 from ddp_train.distributed.world import alone
 from ddp_train.rank import peers as peers_module
-from ddp_train.rank.peers import Message, MessageKind, Peers
+from ddp_train.rank.peers import MessageKind, Peers, RankMessage
 from ddp_train.system.process import is_alive
 from tests.unit.rank.together import three_ends, three_worlds
 
-Heard = dict[int, list[tuple[int, Message]]]
+Heard = dict[int, list[tuple[int, RankMessage]]]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ddp_train.launch.node import wire
 from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
-from ddp_train.launch.node.wire import Line, LineLost, Message, connect, of_socket, proof
+from ddp_train.launch.node.wire import JsonMessage, Line, LineLost, connect, of_socket, proof
 from ddp_train.launch.node_facts.facts import NodeFacts
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.network import WAITING, listen
@@ -52,7 +52,7 @@ class Fake:
     """A machine that says what it is told to."""
 
     line: Line
-    heard: list[Message] = field(default_factory=list)
+    heard: list[JsonMessage] = field(default_factory=list)
     is_cut: bool = False
     ahead_s: float = 0.0  # its clock
     is_mute: bool = False  # when it is asked whether it sees the run folder
@@ -82,7 +82,7 @@ class Fake:
                     self.line.beat()
         self.is_cut = True
 
-    async def hears(self, kind: str, *, count: int = 1, within_s: float = 5.0) -> Message:
+    async def hears(self, kind: str, *, count: int = 1, within_s: float = 5.0) -> JsonMessage:
         """Return the newest message of a kind, once there are so many."""
         async with asyncio.timeout(within_s):
             while len(found := [each for each in self.heard if each["kind"] == kind]) < count:

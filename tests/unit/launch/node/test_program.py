@@ -19,10 +19,10 @@ from ddp_train.launch.agent_process import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.launch.node import attempt_agent, registry_client
 from ddp_train.launch.node import program as module
-from ddp_train.launch.node.program import _FirstProgram, _Program
+from ddp_train.launch.node.program import _FirstNodeProgram, _NodeProgram
 from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
-from ddp_train.launch.node.wire import Line, LineLost, Message, of_socket
+from ddp_train.launch.node.wire import JsonMessage, Line, LineLost, of_socket
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
@@ -84,26 +84,26 @@ def job(folder: Path) -> Job:
     return Job(config=checked(), run_folder=RunFolder(folder), command=[], overrides=[])
 
 
-def an_attempt(folder: Path, *, number: int = 1, restarts: int = 0, max_restarts: int = 0) -> Message:
+def an_attempt(folder: Path, *, number: int = 1, restarts: int = 0, max_restarts: int = 0) -> JsonMessage:
     names = {"name": "r", "rank": 1, "nodes": 2, "port": 1, "first_ranks": 2, "job": job(folder).to_json()}
     return {"number": number, "restarts": restarts, "max_restarts": max_restarts, **names}
 
 
-def a_program(folder: Path, *, join_timeout_s: int = 30, **changes: Any) -> _Program:
+def a_program(folder: Path, *, join_timeout_s: int = 30, **changes: Any) -> _NodeProgram:
     place = NodeRendezvous(**{"min_nodes": 2, "max_nodes": 2, "node_rank": 1} | changes)
     cluster = replace(checked().cluster, join_timeout_s=join_timeout_s)
     this_node = ThisNode(rendezvous=place, cluster=cluster, facts=facts(), max_restarts=0, job=job(folder) if place.is_first else None)
-    return _FirstProgram(this_node) if place.is_first else _Program(this_node)
+    return _FirstNodeProgram(this_node) if place.is_first else _NodeProgram(this_node)
 
 
 @dataclass
 class Bed:
-    program: _Program
+    program: _NodeProgram
     registry: Line
-    end: asyncio.Task[Message]
-    heard: list[Message] = field(default_factory=list)
+    end: asyncio.Task[JsonMessage]
+    heard: list[JsonMessage] = field(default_factory=list)
 
-    async def ended(self) -> Message:
+    async def ended(self) -> JsonMessage:
         """Return how the agent has ended, as the registry hears it."""
         async with asyncio.timeout(5):
             while (message := await self.registry.receive())["kind"] != "ended":
@@ -141,7 +141,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def test_an_agent_that_cannot_be_started_is_said_and_reported(tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> Message:
+    async def story() -> JsonMessage:
         agents.problem = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         async with bed(tmp_path) as found:
             found.registry.send("attempt", **an_attempt(tmp_path))
@@ -159,7 +159,7 @@ def test_an_agent_that_cannot_be_started_is_said_and_reported(tmp_path: Path, ag
 def test_a_stop_between_the_attempt_and_the_agents_start_is_kept(
     tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch, how: str, within_s: float
 ) -> None:
-    async def story() -> Message:
+    async def story() -> JsonMessage:
         async with bed(tmp_path) as found:
             if how == "signal before":  # it has crossed the attempt on the line
                 found.program._on_signal(signal.SIGTERM)
@@ -197,7 +197,7 @@ def test_a_stop_and_a_kill_are_of_one_attempt(tmp_path: Path, agents: Agents, mo
 
 
 def test_our_own_kill_is_no_failure_and_somebody_elses_is(tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(*, is_ours: bool) -> Message:
+    async def story(*, is_ours: bool) -> JsonMessage:
         agents.clear()
         async with bed(tmp_path) as found:
             found.registry.send("attempt", **an_attempt(tmp_path))
@@ -254,7 +254,7 @@ def test_a_lost_machine_ends_as_the_run_has_ended(
                 await lose(found.program)
             return end.value.code
 
-    async def lose(program: _Program) -> None:
+    async def lose(program: _NodeProgram) -> None:
         await program._end_as_lost("node0 is silent")
         assert await program._client.join(is_back=True, has_closed=False) is None
         program._end_without_it("ended its node program")

@@ -12,16 +12,16 @@ import pytest
 
 from ddp_train.errors import ENVIRONMENT_REFUSES
 from ddp_train.launch.node import registry_client
-from ddp_train.launch.node.program import _Program
+from ddp_train.launch.node.program import _NodeProgram
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
-from ddp_train.launch.node.wire import Line, LineLost, Message, is_proven, proof
+from ddp_train.launch.node.wire import JsonMessage, Line, LineLost, is_proven, proof
 from tests.unit.launch.node_facts.machines import facts
 from tests.unit.parts import checked
 
 
-async def come(*answers: Message, token: str = "ours") -> tuple[int, Message]:
+async def come(*answers: JsonMessage, token: str = "ours") -> tuple[int, JsonMessage]:
     """Let a machine come to a registry that sends these messages after its hello; return its exit code, and the hello."""
-    hello: Message = {}
+    hello: JsonMessage = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = Line(reader, writer)
@@ -37,7 +37,7 @@ async def come(*answers: Message, token: str = "ours") -> tuple[int, Message]:
     address = server.sockets[0].getsockname()
     place = NodeRendezvous(min_nodes=2, max_nodes=2, node_rank=1, host=address[0], ports=(address[1],), token=token)
     cluster = replace(checked().cluster, join_timeout_s=20)
-    machine = _Program(ThisNode(rendezvous=place, cluster=cluster, facts=facts("node1"), max_restarts=0))
+    machine = _NodeProgram(ThisNode(rendezvous=place, cluster=cluster, facts=facts("node1"), max_restarts=0))
     async with asyncio.timeout(10):
         code = await machine.run([])
     assert machine._client.line is not None
