@@ -2,9 +2,8 @@
 
 A strategy shards a tensor along its first dimension: it is torch's DTensor then, and all others are whole. A rank may have no row at all.
 With replicas (a mesh of two dimensions: replicas, shards) several ranks keep the same rows. The rows of a contiguous tensor follow each
-other in its logical order, so each rank has a range of it: by that the values travel to files and back.
-
-Imports nothing of DTensor's, which takes its time, unless there is one.
+other in its logical order, so each rank has a range of it: by that the values travel to files and back. DTensor's module, which takes its
+time, is imported only where there is one.
 """
 
 import math
@@ -12,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -63,9 +62,9 @@ class LocalWeights(Protocol):
 class Strategy(StrategyConstants, ABC):
     """Which rank keeps which weights, gradients and optimizer state, and when the ranks exchange them.
 
-    A strategy has `prepare`, and overrides what else it needs: by default every rank has all of everything, and nothing is exchanged but in
-    backward. Its methods stand in the order of a run. `prepare` gets a `LossModule`, and it is `wrapped` then. `trained_module` is all that
-    is trained, unwrapped: the user's model, or the `LossModule` where the objective has a state of its own.
+    A strategy must have `prepare`, and overrides what differs from the defaults: every rank has all of everything, and nothing is exchanged
+    but in backward. Methods stand in the order of a run. `prepare` gets a `LossModule` and returns what is `wrapped` in other methods.
+    `trained_module` is all that is trained, unwrapped: the user's model, or the `LossModule` where the objective has a state of its own.
 
     A sharded tensor is a DTensor of which each rank has some rows (`is_sharded`): a parameter, its gradient, a tensor of the optimizer. All
     else is the same on all ranks after a step, unless there are `local_weights`. The gradients of a step are the mean over the ranks of
@@ -80,12 +79,12 @@ class Strategy(StrategyConstants, ABC):
 
     @abstractmethod
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Return the module whose forward is called, on `device`, with rank 0's weights. Collective. It is called for
+        """Return the module whose forward is called, on `device`, with rank 0's weights. Collective. Called
 
-        - a run: a model that returns the loss of a batch;
-        - each turn of an objective that takes turns: a model with that turn's loss, while the parameters of the others are frozen;
-        - the same models again, when other parameters are to be trained than before (`requires_grad`);
-        - `ddp-train evaluate`, with `shards_parameters` alone: `trained_module`, without a loss and all frozen.
+        - when a run is built, with a model that returns the loss of a batch;
+        - or then once for each turn of an objective that takes turns, while the parameters that others train are frozen;
+        - again with the same models, each time that other parameters are to be trained than before (`requires_grad`);
+        - in `ddp-train evaluate`, with `shards_parameters` alone: with `trained_module`, which has no loss and is all frozen.
 
         With `shards_parameters` the parameters are sharded in place, and the model is returned itself: evaluation and checkpoints go on
         with the modules in it. It may have values on rank 0 alone then, and be on torch's meta device on the others.
@@ -118,14 +117,6 @@ class Strategy(StrategyConstants, ABC):
     def reduce_gradients(self, trained_module: nn.Module, step: int) -> None:
         """Put the mean over the ranks in the place of each gradient, where backward did not; after `step` steps. Collective."""
 
-    def exchanging(self) -> AbstractContextManager[object]:
-        """Return a context for an exchange outside backward, by which the loop times it: `with self.exchanging():` in the strategy."""
-        return self._exchange_context()
-
-    def set_exchange_context(self, context: Callable[[], AbstractContextManager[object]]) -> None:
-        """Let `exchanging` return `context()` from now on; the loop calls it, before the first step."""
-        self._exchange_context = context
-
     def watch_exchange(self, wrapped: nn.Module, on_begin: Callable[[], object]) -> Callable[[], object]:
         """Call something in each backward when all gradients are there, and what it then waits for is not; return what ends that."""
         return lambda: None
@@ -143,6 +134,16 @@ class Strategy(StrategyConstants, ABC):
         With `local_weights` it is kind -> parameter -> tensor, and compared between the ranks while their weights are equal.
         """
         return {}
+
+    @final
+    def exchanging(self) -> AbstractContextManager[object]:
+        """Return a context for an exchange outside backward, by which the loop times it: `with self.exchanging():` in the strategy."""
+        return self._exchange_context()
+
+    @final
+    def set_exchange_context(self, context: Callable[[], AbstractContextManager[object]]) -> None:
+        """Let `exchanging` return `context()` from now on; the loop calls it, before the first step."""
+        self._exchange_context = context
 
 
 class AdaptedStrategy(Adapted, Strategy, base=Strategy):

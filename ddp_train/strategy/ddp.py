@@ -82,8 +82,7 @@ class DDP(Strategy):
         if self.graph_is_static:
             happened = "is true, and the step accumulates micro-batches, whose gradients torch reduces wrongly (pytorch issue 143580)"
             raise conflict("strategy.static_graph", happened, "false, or trainer.grad_accum_steps=1")
-        context: AbstractContextManager[None] = wrapped.no_sync()
-        return context
+        return wrapped.no_sync()
 
     def watch_exchange(self, wrapped: nn.Module, on_begin: Callable[[], object]) -> Callable[[], object]:
         """Let torch call what was queued in a backward at its end, in this order: DDP queues its wait with the last gradient.

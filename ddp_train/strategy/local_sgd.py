@@ -38,7 +38,7 @@ class LocalSGD(Strategy):
         self._every_steps, self._lr, self._momentum = every_steps, outer_lr, outer_momentum
         self.has_local_steps = every_steps > 1
         self._is_outer = outer_lr != 1 or outer_momentum > 0
-        self._size = 0
+        self._size, self._has_rank_0s_weights = 1, False
         self._trained_module = nn.Module()
         self._last: dict[str, Tensor] = {}  # values at the last synchronisation, by name; in float32 at least
         self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
@@ -47,15 +47,14 @@ class LocalSGD(Strategy):
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         model = model.to(device)
-        if world_size > 1 and not self._size:
+        if world_size > 1 and not self._has_rank_0s_weights:  # when called again, ranks have their own
             copy_tensors_from_main(chain(model.parameters(), model.buffers()))
-        self._size = world_size
+        self._size, self._has_rank_0s_weights = world_size, True
         self._synchronises = world_size > 1 or self._is_outer
         return model
 
     def start_training(self, trained_module: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
-        self._trained_module = trained_module
-        self.weights_are_equal = weights_are_equal
+        self._trained_module, self.weights_are_equal = trained_module, weights_are_equal
         if not self._synchronises:
             return
         last, velocity = state.get("last", {}), state.get("velocity", {})

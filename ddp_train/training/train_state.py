@@ -106,7 +106,7 @@ class TrainState:
     jumps: list[Jump] = field(default_factory=list)  # every rewind so far
     early_end: EarlyEnd | None = None  # by a callback: there is nothing left to do
     logged_names: list[str] = field(default_factory=list)  # what callbacks and the model log, as all ranks have agreed
-    window: WindowSums | None = None  # of the checkpoint that was resumed from; differs between ranks
+    saved_window: WindowSums | None = None  # of the checkpoint that was resumed from; differs between ranks
 
     @property
     def steps_run(self) -> int:
@@ -121,10 +121,10 @@ class TrainState:
         vars(self).update(vars(TrainState()))
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "window"}
+        return {name: value for name, value in asdict(self).items() if name != "saved_window"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in vars(self).keys() - {"window"}:
+        for name in vars(self).keys() - {"saved_window"}:
             setattr(self, name, state[name])
         self.early_end = EarlyEnd(**state["early_end"]) if state["early_end"] else None
         self.best = {metric: Best(**best) for metric, best in state["best"].items()}

@@ -105,9 +105,9 @@ class TrainStep:
         self.begin_window()
 
     def begin_window(self) -> None:
-        """Count steps from here on in a new window, which begins with what the state's holds."""
+        """Count steps from here on in a new window, which begins with the sums of the saved one."""
         per_rank = self.has_local_steps or self.world.size == 1
-        self.window = LogWindow(self.world.device, self.state.window, turns=self.components.turn_names, units_are_per_rank=per_rank)
+        self.window = LogWindow(self.world.device, self.state.saved_window, turns=self.components.turn_names, units_are_per_rank=per_rank)
 
     def __call__(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
         """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.

@@ -124,7 +124,7 @@ class Trainer:
         """Begin the window of the first steps, and call the hooks `when_steps_begin`: at the start, and after a rewind."""
         self.components.trained_module.train()
         self.train_step.begin_window()
-        self.logged.go_on_from(self.state.window)
+        self.logged.go_on_from(self.state.saved_window)
         for begin in self.hooks.when_steps_begin:
             begin()
 

@@ -144,7 +144,7 @@ def start_from(
     weights_are_equal = replica.keys().isdisjoint(components.modules)
     strategy.start_training(components.trained_module, saved_strategy or {}, weights_are_equal=weights_are_equal)
     if own is not None:
-        state.window = _from_parts(WindowSums, own.window)
+        state.saved_window = _from_parts(WindowSums, own.window)
         components.train_loader.load_state_dict(own.loader)
         set_random_state(own.random, world.device)
         return True
@@ -152,7 +152,7 @@ def start_from(
         components.scaler.load_state_dict({**shared.scaler, "scale": shared.scaler["scale"] * saved_size / world.size})
     owns = [_from_parts(RankState, read_own(checkpoint, rank)) for rank in range(saved_size if world.is_main else 1)]
     windows = [_from_parts(WindowSums, own.window) for own in owns]
-    state.window = WindowSums.merged(windows, is_main=world.is_main)
+    state.saved_window = WindowSums.merged(windows, is_main=world.is_main)
     return False
 
 

@@ -259,7 +259,7 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
     assert sums.logged == {"a": [8.0, 2.0, 2.0]}
     assert sums.end_request is not None and sums.end_request["callback"] == "mine" and WindowSums(**asdict(sums)) == sums
     again, records = run()
-    again.state.window = sums
+    again.state.saved_window = sums
     assert again.train()
     train = [record for record in records if record["split"] == "train"]
     assert [record["a"] for record in train] == [4.0]

@@ -228,7 +228,7 @@ def test_the_losses_of_turns_are_those_of_the_steps_that_count_and_took_them(mon
     checkpoint = saved(tmp_path, 4, parts)
     again, state = gan(objective="RarelyBad", steps=6), TrainState()
     start_from(checkpoint, again, state, alone())
-    state.window = windows[-1]
+    state.saved_window = windows[-1]
     assert losses_of_turns(run(again, 6, 4, state=state)) == losses_of_turns(whole)
     shared = [WindowSums.merged([windows[-1]] * 2, is_main=is_main) for is_main in (True, False)]
     assert shared[0].turns["generator"][1] == 2 * windows[-1].turns["generator"][1] and not shared[1].turns

@@ -52,7 +52,7 @@ class Told:
         **known: Any,
     ) -> float:
         """Take a window of steps with these mean losses, and look at them."""
-        window = LogWindow(torch.device("cpu"), state.window, turns={name for taken in turns or [] for name in taken})
+        window = LogWindow(torch.device("cpu"), state.saved_window, turns={name for taken in turns or [] for name in taken})
         for place, loss in enumerate(losses):
             window.begin_step()
             window.add(torch.tensor(loss * BATCH, dtype=torch.float64))
@@ -62,7 +62,7 @@ class Told:
             window.end_step(float(BATCH), samples=order.batch_at(state.samples).size, norm=norm)
             state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size
         mean = self.watch.judge(window, window.read(Reduction(alone()), grad_norm), state, order, **known)
-        state.window = window.to_saved()
+        state.saved_window = window.to_saved()
         return mean
 
 
@@ -93,7 +93,7 @@ def test_a_step_that_takes_a_turn_besides_is_compared_with_its_like() -> None:
     losses = [loss + 40 * (len(taken) == 2) for loss, taken in zip(noise(300), turns, strict=True)]
     told.judge(losses, state, turns=turns)
     assert not told.events
-    state.window = None
+    state.saved_window = None
     told.judge([42.0], state, turns=[["critic"]])
     told.judge([60.0], state, turns=[["critic", "generator"]])
     assert [event["step"] for event in told.events] == [301, 302]
@@ -108,8 +108,8 @@ def test_the_history_of_losses_is_resumed(cut: int) -> None:
 
     parts, resumed = Told(spike_zscore=8), TrainState()
     parts.judge(losses[:cut], resumed)
-    saved, window = resumed.state_dict(), resumed.window
-    resumed = TrainState(window=window)
+    saved, window = resumed.state_dict(), resumed.saved_window
+    resumed = TrainState(saved_window=window)
     resumed.load_state_dict(saved)
     assert parts.judge(losses[cut:], resumed) == mean
     assert [(event["step"], event["zscore"], event["sample_ids"]) for event in parts.events] == [
@@ -122,7 +122,7 @@ def test_the_history_of_losses_is_resumed(cut: int) -> None:
 def test_the_first_lost_step_is_named_with_its_samples_and_the_steps_looked_at() -> None:
     told, state = Told(), TrainState()
     told.judge(noise(3), state)
-    state.window = None
+    state.saved_window = None
     with pytest.raises(
         NonFiniteLossError, match=r"loss is nan at step 5, the first one in steps 4 to 7; its samples: \d+, \d+, \d+, \d+\n"
     ):
@@ -141,8 +141,8 @@ def test_skipped_steps_are_told_counted_and_left_out_of_the_mean() -> None:
     assert told.judge([1.0, NAN, 3.0, 4.0], state, norms=[1.0, NAN, 1.0, float("inf")]) == 2.0
     assert [(event["kind"], event["step"]) for event in told.events] == [("skipped", 2), ("skipped", 4)]
     assert told.lines[0].startswith("step 2 skipped: loss nan, gradient norm nan; its samples: ")
-    assert state.window is not None
-    assert (state.window.skipped_steps, state.window.losses, state.skipped_in_a_row) == (2, [4.0, 0.0, 12.0, 0.0], 1)
+    assert state.saved_window is not None
+    assert (state.saved_window.skipped_steps, state.saved_window.losses, state.skipped_in_a_row) == (2, [4.0, 0.0, 12.0, 0.0], 1)
     assert math.isnan(Told(on_nonfinite="skip").judge([NAN], TrainState(), norms=[NAN]))  # and not 0
     with pytest.raises(NonFiniteLossError, match="the last 100 steps up to step 103 were all skipped"):
         told.judge([NAN] * 99, state, norms=[NAN] * 99)
@@ -152,8 +152,8 @@ def test_a_loss_scaler_that_finds_its_scale_is_no_event() -> None:
     told, state = Told(on_nonfinite="skip"), TrainState()
     told.judge([1.0, 2.0], state, norms=[float("inf"), 1.0], is_scaled=True)
     assert not told.events
-    assert state.window is not None
-    assert state.window.skipped_steps == 1
+    assert state.saved_window is not None
+    assert state.saved_window.skipped_steps == 1
 
 
 @pytest.mark.parametrize(
