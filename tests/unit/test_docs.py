@@ -146,6 +146,16 @@ def test_names_in_decisions_are_those_of_the_code() -> None:
     assert {decision.name: gone for decision in DECISIONS if (gone := {*named.findall(decision.read_text())} - known)} == {}
 
 
+def test_a_decision_keeps_its_number() -> None:
+    index, history = (" ".join((ROOT / f"docs/decisions/{name}.md").read_text().split()) for name in ("README", "history"))
+    titles = {page: page.read_text().partition("\n")[0].removeprefix("# ") for page in DECISIONS}
+    assert [page.name for page, title in titles.items() if f"[{title}]({page.name})" not in index] == []
+    assert [page.name for page, title in titles.items() if not title.startswith(f"{int(page.name[:4])}. ")] == []
+    replaced = {int(number) for number in re.findall(r"\| (\d+) \| [^|]+ \| \[", history.rpartition("| number |")[2])}
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+    assert sorted([*numbers, *replaced]) == [*range(1, max(numbers) + 1)]
+
+
 def test_a_file_has_the_names_that_decisions_place_in_it() -> None:
     placed = {
         (name, path)
