@@ -52,7 +52,7 @@ class WriterFacts:
     run_name: str = ""  # in a sweep: the values that differ between its jobs
     step: int  # after which this attempt begins
     total_steps: int
-    phases: Phases  # the phase of rank 0
+    phases: Phases  # of rank 0: `phase` and `step` say where it is at any moment
     epoch: float | None = None  # where this attempt begins; None: there are no epochs, or nothing is trained
     steps_per_epoch: int | None = None
     notes: Callable[[], Sequence[str]] = tuple  # returns lines about the run, for a terminal

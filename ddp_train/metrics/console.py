@@ -36,7 +36,7 @@ class Console:
     Args:
         total_steps: optimizer steps of the whole run.
         step: the step that this attempt begins at.
-        phases: has rank 0's phase.
+        phases: of rank 0; its `phase` and `step` say where it is at any moment.
         epoch: the epochs that this attempt begins at; None: the data has none.
         steps_per_epoch: optimizer steps; None: the data has no epochs.
         notes: returns more lines about the run, each with a word in front.
