@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 try:
-    from ddp_train.errors import INTERRUPTED
+    from ddp_train.errors import FAILED, INTERRUPTED
     from ddp_train.launch.agent_process import COMPILER, AgentRequest, CheckRequest, RankRequest, early_fork_server
     from ddp_train.launch.signals import keep_early_stops
     from ddp_train.system import process_env, terminal
@@ -100,9 +100,13 @@ def _run_command() -> int:
     atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
     try:
         with early_fork_server(sys.argv[1:]), terminal.protected_streams():
-            from ddp_train.cli.main import main as run_typed_command
+            try:
+                from ddp_train.cli.main import main as run_typed_command
 
-            return run_typed_command()
+                return run_typed_command()
+            except Exception:
+                sys.excepthook(*sys.exc_info())  # while the streams show no secrets
+                return FAILED
     except KeyboardInterrupt:  # while this was imported
         return INTERRUPTED
 

@@ -70,18 +70,22 @@ class HydraSession:
         self.exit_code = DONE
         self.error: Exception | None = None  # of a callback: Hydra would turn it into a warning, and go on
 
-    def before_folder(self, claim: Callable[[DictConfig], None], composed: DictConfig) -> None:
-        """Call `claim_run` or `claim_sweep`. Leaves Hydra where that fails."""
+    def before_folder(self, claim: Callable[[DictConfig], int | None], composed: DictConfig) -> None:
+        """Call `claim_run` or `claim_sweep`. Leaves Hydra where that fails, or returns the exit code: the work was another machine's."""
         try:
-            claim(composed)
+            code = claim(composed)
         except Exception as error:
             self.error = error
             raise _LeaveHydra from None
+        if code is not None:
+            self.exit_code = code
+            raise _LeaveHydra
 
-    def claim_run(self, composed: DictConfig) -> None:
+    def claim_run(self, composed: DictConfig) -> int | None:
         """Check a single run, meet the other machines, claim the folder and tell Hydra which one it is."""
         checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
-        self._runner.meet_machines(checked, run=typed_run_folder(composed))  # only the first one goes on
+        if (code := self._runner.meet_machines(checked, run=typed_run_folder(composed))) is not None:
+            return code
         location = location_of(composed, checked)
         folder = location.take_for_run(checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
@@ -90,6 +94,7 @@ class HydraSession:
                 composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
         self._checked = checked
         self._checked_values = _without_hydra(composed)
+        return None
 
     def run_composed(self, composed: DictConfig) -> None:
         """Run a single run, in the folder that is claimed for it.
@@ -105,7 +110,7 @@ class HydraSession:
         job.run_folder.record_config(config_text(job.config, job.run_folder.root))
         self.exit_code = self._runner.run_to_end(self._change(job))
 
-    def claim_sweep(self, composed: DictConfig) -> None:
+    def claim_sweep(self, composed: DictConfig) -> int | None:
         """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed."""
         from ddp_train.launch import machines  # with what starts other machines, which takes its time to import
         from ddp_train.sweep import sweeper
@@ -114,10 +119,12 @@ class HydraSession:
         cluster = checked_section(composed, ClusterConfig)
         if errors := list(check_copies(cluster, os.environ)):
             raise ConfigErrors(errors)  # before anything is claimed
-        machines.take_part_in_sweep(cluster, self._words)  # only a machine that is alone goes on
+        if (code := machines.take_part_in_sweep(cluster, self._words)) is not None:
+            return code
         folder = location_of_sweep(composed).take_for_sweep()
         fix_sweep_folder(composed, folder)
         sweeper.prepare_optuna(composed, folder)
+        return None
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for (`hydra_plugins`)."""
@@ -130,7 +137,10 @@ class HydraSession:
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=self._words)
             self._multirun = Multirun(sweep, checked_section(base, SweepConfig), self._runner, check_composed)
             self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
-        return self._multirun.launch(context, base, job_overrides)
+        returns = self._multirun.launch(context, base, job_overrides) if self._multirun.end_code is None else []
+        if self._multirun.end_code is not None:
+            raise _LeaveHydra
+        return returns
 
     def close(self) -> None:
         if self._multirun is not None:
@@ -151,7 +161,7 @@ class ClaimBeforeFolder(Callback):
 
 
 class _LeaveHydra(BaseException):
-    """Leaves Hydra, which catches every `Exception` of a callback."""
+    """Leaves Hydra, which catches every `Exception` of a callback, and whose sweeper would ask for more jobs."""
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:

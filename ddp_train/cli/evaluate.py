@@ -101,7 +101,8 @@ def _begin(command: str, arguments: list[str], runner: JobRunner) -> int:
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], chosen_set=chosen_set, predicts=command == "predict")
     require_pipeline(config)
-    runner.meet_machines(config, run=str(checkpoint))  # only the first one goes on
+    if (code := runner.meet_machines(config, run=str(checkpoint))) is not None:
+        return code
     evaluation_folder = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
     work = Evaluation(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
     work.write(evaluation_folder)

@@ -41,21 +41,21 @@ class CommandRunner(JobRunner):
 
     def __init__(self) -> None:
         super().__init__()
-        self._led: NodeRendezvous | None = None  # where the machines come that this one, the first, leads
+        self._led: NodeRendezvous | None = None  # where machines meet that this one, the first, leads
         pid, _, descriptor = os.environ.pop(process_env.CALLER, "").partition(":")  # what this command starts has another one
         self._caller = int(descriptor) if descriptor else None  # a file of the process that has started this command by `ddp_train.run`
         if self._caller is not None:
             os.set_inheritable(self._caller, False)
             die_with_parent(int(pid), number=signal.SIGTERM)  # its end is a stop, which lets the run save
 
-    def meet_machines(self, config: RunConfig, *, run: str) -> None:
+    def meet_machines(self, config: RunConfig, *, run: str) -> int | None:
         if config.cluster.launcher == "machines":
             from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
 
-            rendezvous = machines.meet_machines(config.cluster, run=run)
-            if rendezvous is not None and not rendezvous.is_first:
-                raise SystemExit(machines.follow(rendezvous, config))
-            self._led = rendezvous
+            self._led = machines.meet_machines(config.cluster, run=run)
+            if self._led is not None and not self._led.is_first:
+                return machines.follow(self._led, config)
+        return None
 
     def launch_job(self, job: Job) -> int:
         """Run a job on this machine and on those that it leads, or give it to the engine that its section `cluster` names."""
@@ -129,7 +129,7 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobR
         limit_yaml()
         refuse_unsafe_overrides(words)
         return command()
-    except SystemExit as error:  # of a machine that has followed another one, of a sweep that ends here, or Hydra's own
+    except SystemExit as error:  # Hydra's own, which nothing of ours raises
         return error.code if isinstance(error.code, int) else DONE
     except (UserError, HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
         from ddp_train.cli.error_exit import end_command  # which a command that goes well does without

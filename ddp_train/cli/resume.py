@@ -46,7 +46,8 @@ def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = 
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
     if not is_torchrun_worker():
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
-        runner.meet_machines(config, run=checkpoint or str(folder.absolute()))  # only the first one goes on
+        if (code := runner.meet_machines(config, run=checkpoint or str(folder.absolute()))) is not None:
+            return code
     take_over(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
     if isinstance(job.work, Evaluation) and job.run_folder.is_completed():
@@ -75,7 +76,8 @@ def _resume_sweep(folder: Path, overrides: list[str], runner: JobRunner, *, is_r
     configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if configs and not is_torchrun_worker():
         cluster = frozen_job(configs[0], overrides, sweep=folder).config.cluster
-        machines.take_part_in_sweep(cluster, sys.argv[1:])  # only a machine that is alone goes on
+        if (code := machines.take_part_in_sweep(cluster, sys.argv[1:])) is not None:
+            return code
     hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
         give_up_claims()  # `compose` locks it again

@@ -59,12 +59,13 @@ class JobRunner(ABC):
     def slots(self, folder: Path, count: int) -> Sequence[Slot]:
         """Return so many slots for the jobs of a sweep, which are run at once; `folder`: the sweep's."""
 
-    def meet_machines(self, config: RunConfig, *, run: str) -> None:  # noqa: B027  # ranks of an agent meet no machine
-        """Meet the other machines of a run. The first one returns, and leads: it claims the folder, and its job is what all run.
+    def meet_machines(self, config: RunConfig, *, run: str) -> int | None:
+        """Meet the other machines of a run, and follow the first one to the end: return the exit code of this command.
 
-        The others follow to the end. `SystemExit`: this machine has, and its command ends. A machine that is alone returns at once.
+        None: this machine is the first one, or alone; it claims the folder, and its job is what all run. Ranks of an agent meet no machine.
         `run`: which run this machine comes for (`NodeFacts.run`).
         """
+        return None
 
     def show_error(self, text: str) -> None:
         """Print an error that a person can mend."""

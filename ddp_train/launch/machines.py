@@ -55,13 +55,13 @@ def follow(rendezvous: NodeRendezvous, config: RunConfig) -> int:
     return _run(_this_node(rendezvous, config))
 
 
-def take_part_in_sweep(cluster: ClusterConfig, arguments: Sequence[str]) -> None:
-    """Meet the other machines of a sweep, and take part to its end; return where this machine is alone, else `SystemExit` ends the command.
+def take_part_in_sweep(cluster: ClusterConfig, arguments: Sequence[str]) -> int | None:
+    """Meet the other machines of a sweep, and take part to its end; return the exit code of this command. None: this machine is alone.
 
     Global rank 0, on the first machine, composes the `arguments` and claims the folder.
     """
-    if (rendezvous := meet_machines(cluster)) is not None:
-        raise SystemExit(_run(_this_node(rendezvous, cluster, arguments)))
+    rendezvous = meet_machines(cluster)
+    return None if rendezvous is None else _run(_this_node(rendezvous, cluster, arguments))
 
 
 def _this_node(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, arguments: Sequence[str] = ()) -> ThisNode:

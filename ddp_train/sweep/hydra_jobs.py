@@ -52,6 +52,7 @@ class Multirun:
         self._engines = EngineAnswers()
         self._has_engine = False
         self._plans_all = sweep.is_planned
+        self.end_code: int | None = None  # of a sweep that ends before its last job; None: it goes on
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> list[JobReturn]:
         """Compose, check and freeze jobs, run those that have not been run, and return the result of each.
@@ -126,7 +127,7 @@ class Multirun:
         self._earlier = list(self.sweep.jobs)
 
     def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
-        """Run frozen jobs. Raises SystemExit when the sweep is to end here."""
+        """Run frozen jobs, and set `end_code` when the sweep is to end here."""
         if not jobs:
             return
         self._has_engine = schedule.engine_name_of(jobs[0][1].config) is not None
@@ -152,9 +153,10 @@ class Multirun:
         except OSError as error:  # a full disk, say
             again = f"`{RunFolder(self.sweep.root).resume_command()}` continues it after the fix"
             self._screen.say(f"\nthe sweep cannot continue: {error}\n{again}")
-            raise SystemExit(ENVIRONMENT_REFUSES if error.errno in DISK_REFUSES else FAILED) from None
+            self.end_code = ENVIRONMENT_REFUSES if error.errno in DISK_REFUSES else FAILED
+            return
         if self._schedule.is_stopped:
-            raise SystemExit(self._schedule.stop_code or FAILED)
+            self.end_code = self._schedule.stop_code or FAILED
 
     def close(self) -> None:
         """End the processes and show the table."""
@@ -174,10 +176,10 @@ class Multirun:
             self._screen.say(f"sweep.metric: job {job.number} has no metric {name!r}; it has {names}")
 
     def exit_code(self) -> int:
-        return int(any(job.status == Status.FAILED for job in self.sweep.jobs))
+        return int(any(job.status == Status.FAILED for job in self.sweep.jobs)) if self.end_code is None else self.end_code
 
     def _submit(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
-        """Submit jobs to the queue of an engine. Raises SystemExit where it refuses them."""
+        """Submit jobs to the queue of an engine; the sweep ends here where it refuses them."""
         if not jobs:
             return
         for entry, job in jobs:
@@ -194,7 +196,8 @@ class Multirun:
             resume = folder.resume_command()
             print(f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `{resume}` submits them after the fix,", file=sys.stderr)
             print(f"  and `{resume} cluster.wait=true` submits them one by one, as the queue has room", file=sys.stderr)
-            raise SystemExit(error.exit_code) from None
+            self.end_code = error.exit_code
+            return
         print(f"submitted as job {id}: {len(jobs)} jobs of {folder.as_typed()}, {parallel} at a time", flush=True)
 
     def _next_number(self) -> int:

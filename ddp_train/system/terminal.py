@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice, repeat
 
-from ddp_train.errors import FAILED
 from ddp_train.system.redaction import redact
 
 
@@ -108,14 +107,11 @@ def protect_streams() -> None:
 
 @contextmanager
 def protected_streams() -> Iterator[None]:
-    """Call `protect_streams` for the block, and show its errors there. A notebook that called us gets its own streams back afterwards."""
+    """Call `protect_streams` for the block. A notebook that called us gets its own streams back afterwards."""
     streams = sys.stdout, sys.stderr
     protect_streams()
     try:
         yield
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        sys.exit(FAILED)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
