@@ -6,7 +6,6 @@ reads those of our classes from their source (`config/targets/locate.py`) and ne
 An object whose class does not inherit from one of our base classes is used as one of that base (`Adapted`), if it has what the base needs.
 """
 
-import inspect
 import re
 from abc import ABCMeta
 from collections.abc import Mapping
@@ -96,14 +95,6 @@ def steps_parameters_alone(kind: type) -> bool:
     return said if said is not None else kind.__module__.startswith("torch.optim.") and kind.__name__ != "LBFGS"
 
 
-def require_rows(strategy: StrategyConstants, optimizer: object) -> None:
-    """Raise a ConfigError for an optimizer (or one within `Several`) that needs whole matrices, where each rank steps rows of them."""
-    if strategy.shards_optimizer:
-        for part in getattr(optimizer, "optimizers", (optimizer,)):
-            if needs_whole_matrices(type(part)):
-                raise whole_matrices_error("optimizer", type(part).__name__)
-
-
 def whole_matrices_error(key: str, name: str) -> ConfigError:
     """Return the error for an optimizer that needs whole matrices, where each rank steps some rows of a parameter."""
     happened = f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them"
@@ -122,11 +113,6 @@ def refuse_modes(optimizer: object, why: str) -> None:
         happened = f"is {type(optimizer).__name__}, with other weights to evaluate than to train, {why}"
         expected = "an optimizer that trains the weights that are evaluated"
         raise ConfigError(key="optimizer", happened=happened, expected=expected, fix="optimizer=adamw, or strategy=ddp")
-
-
-def follows_a_metric(target: object) -> bool:
-    """Tell whether a scheduler is torch's ReduceLROnPlateau, or a class made of it."""
-    return inspect.isclass(target) and any(base.__name__ == "ReduceLROnPlateau" for base in target.__mro__)
 
 
 def loss_unit(kind: type) -> Literal["sample", "token", "next_token"]:

@@ -30,7 +30,7 @@ from ddp_train.launch.engine.engine import engine_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.source_copy import Code, read_source
-from ddp_train.launch.submit import freeze
+from ddp_train.launch.submit import spec_of
 from ddp_train.run_folder.claim import require_empty
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.sweep.hydra_jobs import Multirun
@@ -143,7 +143,7 @@ def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) ->
     source = read_source(limit_mib=config.cluster.code_limit_mib)
     code = Code(folder=str(target), hash="", roots=source.roots)
     # A command that waits submits the jobs one by one.
-    specs = [freeze(job, code, parallel=parallel) for job in (jobs[:1] if config.cluster.wait else jobs)]
+    specs = [spec_of(job, code, parallel=parallel) for job in (jobs[:1] if config.cluster.wait else jobs)]
     engine = engine_of(config.cluster.launcher)
     rendered = engine.render(specs)
     files = f"{len(source.files):,} source files, {readable_size(source.num_bytes)}"

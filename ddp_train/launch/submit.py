@@ -37,7 +37,7 @@ def submit_job(job: Job) -> int:
     engine, run_folder = engine_of(job.config.cluster.launcher), job.run_folder
     try:
         allocation = engine.allocation()
-        spec = freeze(job, source_copy.copy_source(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
+        spec = spec_of(job, source_copy.copy_source(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
         if allocation is not None and (before := spec.engine_options["after"]):
             happened = f"job {', '.join(before)} is not done, and allocation {allocation.id} would wait idle"
             fix = f"`ddp-train ... && {run_folder.resume_command()}`"
@@ -63,7 +63,7 @@ def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     """Submit jobs of a sweep to an engine, so many at a time, and return its id of them. Each folder says whether it was submitted."""
     stop_fork_server()  # they import for themselves, too
     most = engine_of(jobs[0].config.cluster.launcher).most_runs() if len(jobs) > 1 else 1
-    return _submit([freeze(job, code, parallel=parallel, most_tasks=most) for job in jobs])
+    return _submit([spec_of(job, code, parallel=parallel, most_tasks=most) for job in jobs])
 
 
 def _submit(specs: Sequence[Spec]) -> str:
@@ -78,7 +78,7 @@ def _submit(specs: Sequence[Spec]) -> str:
     return engine.submit(rendered)
 
 
-def freeze(job: Job, code: Code | None, **options: int) -> Spec:
+def spec_of(job: Job, code: Code | None, **options: int) -> Spec:
     """Return the spec of a job for an engine."""
     cluster = job.config.cluster
     processes, step_ms = processes_of_nodes(cluster), newest_record(job.run_folder).get("step_ms")

@@ -32,7 +32,7 @@ from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import GOALS, Sweep, SweepJob
 from ddp_train.run_folder.trust import check_below
 from ddp_train.sweep import schedule
-from ddp_train.sweep.sweeper import compose_job, freeze_yaml, plans_all, save_as_hydra, swept_keys
+from ddp_train.sweep.sweeper import compose_job, plans_all, save_as_hydra, swept_keys, use_copied_yaml
 from ddp_train.sweep.table import EngineAnswers, SweepScreen, show, update
 
 Check = Callable[[DictConfig, DictConfig], RunConfig]
@@ -62,7 +62,7 @@ class Multirun:
         self.sweep.keys = self.sweep.keys or swept_keys(base)
         loader: Any = context.config_loader
         if not plans_all(base) and not self._contexts:  # the first launch
-            freeze_yaml(loader, base, self.sweep.root / "conf")
+            use_copied_yaml(loader, base, self.sweep.root / "conf")
         composed, checked = self.compose(loader, base, job_overrides)
         self.sweep.save()  # from here on the sweep can be resumed
         entries: list[SweepJob] = []

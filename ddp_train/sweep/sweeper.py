@@ -72,7 +72,7 @@ def save_as_hydra(composed: DictConfig, folder: Path) -> None:
     OmegaConf.save(OmegaConf.create(texts(composed.hydra.overrides.task)), folder / "overrides.yaml")
 
 
-def freeze_yaml(loader: Any, base: DictConfig, folder: Path) -> None:
+def use_copied_yaml(loader: Any, base: DictConfig, folder: Path) -> None:
     """Let Hydra's loader and the base config read copies of the YAML: an edit must not reach the later jobs of the sweep.
 
     `folder`: for the copies; those of an earlier attempt are used again.

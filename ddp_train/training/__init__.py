@@ -2,7 +2,7 @@
 
     inference/      what a finished run gives: `load`, predictions, exports
     build/          components in the order that they need, and what features add to the loop (`trainer.py`)
-    profile         windows of steps that are recorded by torch's profiler
+    profile         steps that are recorded by torch's profiler
     loop/           the order of things in a run, one step, one evaluation, callbacks
     state/          checkpoints, weights to begin with, the identity of the data
     check/          what is tried before the first step, and memory

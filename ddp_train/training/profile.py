@@ -1,8 +1,8 @@
-"""Record windows of steps with torch's profiler or CUDA's memory history, and print a table on one screen.
+"""Record some steps with torch's profiler or CUDA's memory history, and print a table on one screen.
 
-The section `profile` requests one window, and a file in the run's folder others. Steps are counted from this start of the run. Without a
-window to come, nothing is called in a step. At log steps rank 0 looks for the file; the others learn of it from the reduction that a log
-step makes anyway.
+The section `profile` asks for one recording, and a file in the run's folder for others. Steps are counted from this start of the run.
+Without a recording to come, nothing is called in a step. At log steps rank 0 looks for the file; the others learn of it from the reduction
+that a log step makes anyway.
 """
 
 import logging
@@ -40,7 +40,7 @@ _KERNELS = "nccl"  # prefix of their kernels on a GPU
 
 
 @dataclass(frozen=True)
-class _ProfileWindow:
+class _ProfilePlan:
     """Steps to record on some ranks, after `first` steps."""
 
     kind: str  # trace | memory (on a CPU) | allocations (memory on a GPU)
@@ -50,57 +50,57 @@ class _ProfileWindow:
 
     @property
     def begins(self) -> int:
-        """The number of steps before recording begins: the step before the window, if there is one, warms torch's profiler up."""
+        """The number of steps before recording begins: the step before, if there is one, warms torch's profiler up."""
         return self.first if self.kind == "allocations" else max(0, self.first - 1)
 
 
 class Profiler:
-    """Records windows of a run on the chosen ranks. A window that cannot be recorded or written gives a warning, and ends no run.
+    """Records some steps of a run on the chosen ranks. Steps that cannot be recorded or written give a warning, and end no run.
 
     Args:
         config: the section `profile`; also the defaults of a request.
-        trainer: calls this profiler in each step only while a window is to come.
+        trainer: calls this profiler in each step only while a recording is to come.
     """
 
     def __init__(self, config: ProfileConfig, trainer: Trainer) -> None:
         self._config, self._world, self._hooks = config, trainer.world, trainer.hooks
         self._run_folder, self._phases = trainer.services.run_folder, trainer.services.phases
         self._marks = TraceMarks(trainer.train_step.marks, self._phases)
-        self._steps_since_request = 0  # since this start, or since the request, while a window is to come
+        self._steps_since_request = 0  # since this start, or since the request, while a recording is to come
         self._recording: Trace | Allocations | None = None
-        self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
+        self._plan = None if config.kind == "off" else self._plan_for(config.kind, config.start_step, config.steps, config.ranks)
 
     def hooks(self) -> Hooks:
-        """Return the profiler's hooks, for the config's window and later requests."""
+        """Return the profiler's hooks, for the config's recording and later requests."""
         return Hooks(
-            before_step=[self.begin_step] if self._window is not None else [],
-            requests=[RunRequest(self.is_requested, self.start_window)],
+            before_step=[self.begin_step] if self._plan is not None else [],
+            requests=[RunRequest(self.is_requested, self.plan_requested)],
             at_end=[lambda status: self.close()],
         )
 
     def begin_step(self, step: int) -> None:
-        """Called before a step, with the number of steps taken; may take a while where a window ends."""
-        window, steps = self._window, self._steps_since_request
+        """Called before a step, with the number of steps taken; may take a while where a recording ends."""
+        plan, steps = self._plan, self._steps_since_request
         self._steps_since_request += 1
-        if window is None:
+        if plan is None:
             return
         self._marks.enter(None)
-        if steps == window.first + window.steps:
+        if steps == plan.first + plan.steps:
             self._end()
         elif self._recording is not None:
             self._recording.next_step()
-        elif steps == window.begins and self._world.rank in window.ranks:
-            self._begin(window, step)
+        elif steps == plan.begins and self._world.rank in plan.ranks:
+            self._begin(plan, step)
 
     def is_requested(self) -> bool:
         """Tell whether this rank sees a request."""
         return self._world.is_main and os.path.exists(self._run_folder.profile_request)  # which never raises
 
-    def start_window(self, step: int) -> None:
-        """Plan the window that was requested. Collective."""
+    def plan_requested(self, step: int) -> None:
+        """Plan the recording that was requested. Collective."""
         request, problem = self._world.from_main(self._read)
         ranks = [rank for rank in ((request and request.ranks) or self._config.ranks) if rank < self._world.size]
-        if request is not None and self._window is not None:
+        if request is not None and self._plan is not None:
             problem = "another profile is scheduled already"
         elif not ranks:
             problem = f"the run has ranks 0 to {self._world.size - 1}"
@@ -109,24 +109,24 @@ class Profiler:
             return
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
         self._steps_since_request = 0
-        self._window = self._plan(kind, 1, request.steps or self._config.steps, ranks)
+        self._plan = self._plan_for(kind, 1, request.steps or self._config.steps, ranks)
         self._hooks.add_before_step(self.begin_step)
-        steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
+        steps = f"steps {step + 2} to {step + 1 + self._plan.steps}"
         self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.as_typed()}/profile")
 
     def close(self) -> None:
         """Called after the last step."""
-        window = self._window
-        if window is not None and self._steps_since_request <= window.first:
-            taken = f"the run took {self._steps_since_request} steps, and {window.first} come before the window"
+        plan = self._plan
+        if plan is not None and self._steps_since_request <= plan.first:
+            taken = f"the run took {self._steps_since_request} steps, and {plan.first} come before the window"
             self._world.print(f"profile  nothing was recorded: {taken}")
         self._end()
         if self.is_requested():
             self._run_folder.profile_request.unlink(missing_ok=True)
             self._world.print("profile.request came too late: the run has taken its last step")
 
-    def _plan(self, kind: str, first: int, steps: int, ranks: Sequence[int]) -> _ProfileWindow:
-        return _ProfileWindow("allocations" if kind == "memory" and self._world.device.type == "cuda" else kind, first, steps, ranks)
+    def _plan_for(self, kind: str, first: int, steps: int, ranks: Sequence[int]) -> _ProfilePlan:
+        return _ProfilePlan("allocations" if kind == "memory" and self._world.device.type == "cuda" else kind, first, steps, ranks)
 
     def _read(self) -> tuple[ProfileRequest | None, str]:
         try:
@@ -134,14 +134,14 @@ class Profiler:
         except (OSError, ValueError) as error:
             return None, str(error)
 
-    def _begin(self, window: _ProfileWindow, step: int) -> None:
-        first = step + 1 + window.first - window.begins
+    def _begin(self, plan: _ProfilePlan, step: int) -> None:
+        first = step + 1 + plan.first - plan.begins
         path = _unused(self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{first - 1:06d}")
         try:
-            if window.kind == "allocations":
+            if plan.kind == "allocations":
                 self._recording = Allocations(path, self._world.device)
             else:
-                self._recording = Trace(path, self._world.device, step=step + 1, first=first, has_memory=window.kind == "memory")
+                self._recording = Trace(path, self._world.device, step=step + 1, first=first, has_memory=plan.kind == "memory")
             self._marks.begin()
         except Exception as error:  # another profiler is at work, say
             self._give_up(error)
@@ -171,11 +171,11 @@ class Profiler:
     def _reset(self) -> None:
         self._marks.end()
         self._hooks.remove_before_step(self.begin_step)
-        self._recording = self._window = None
+        self._recording = self._plan = None
 
 
 class TraceMarks:
-    """Marks this rank's phases and the parts of its steps in a trace by name (`_MARKS`), while a window is recorded."""
+    """Marks this rank's phases and the parts of its steps in a trace by name (`_MARKS`), while they are recorded."""
 
     def __init__(self, step_marks: StepMarks, phases: Phases) -> None:
         self._step_marks, self._phases = step_marks, phases
@@ -269,7 +269,7 @@ def _unused(path: Path) -> Path:
 
 
 def table(events: Sequence[Any]) -> str:
-    """Return the table of a window of torch's events (`profile.events()`)."""
+    """Return the table of torch's events of some steps (`profile.events()`)."""
     on_host = [event for event in events if event.device_type.name == "CPU"]
     steps = [event for event in on_host if event.name.startswith(_STEP)]
     num_steps = len(steps) or 1

@@ -8,9 +8,9 @@ from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import EvaluationConfig, Sections, TrainerConfig
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.locate import class_constants, class_of, constants_of_ours, look_up_or_none
-from ddp_train.config.targets.target import declares, framework_keys, parameters_of, takes
+from ddp_train.config.targets.target import declares, follows_a_metric, framework_keys, parameters_of, takes
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.traits import DataConstants, ObjectiveConstants, follows_a_metric, loss_unit
+from ddp_train.traits import DataConstants, ObjectiveConstants, loss_unit
 
 _TAKES_GROUPS = "an optimizer that takes parameter groups, as torch's do"
 

@@ -241,6 +241,11 @@ def calls_functions(key: str) -> bool:
     return key in ("objective", "loader.collate") or (key.startswith(f"{EVALUATION_METRICS}.") and key.count(".") == 2)
 
 
+def follows_a_metric(target: object) -> bool:
+    """Tell whether a scheduler is torch's ReduceLROnPlateau, or a class made of it."""
+    return inspect.isclass(target) and any(base.__name__ == "ReduceLROnPlateau" for base in target.__mro__)
+
+
 def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotated types of a callable's arguments; {}: they cannot be read."""
     try:

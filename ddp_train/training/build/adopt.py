@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ddp_train.config import auto
 from ddp_train.config.schema import EVENTS
 from ddp_train.config.targets.locate import locate
-from ddp_train.config.targets.target import declares, framework_keys
+from ddp_train.config.targets.target import declares, follows_a_metric, framework_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Callback, Goal, MetricWriter, Scheduler, Strategy
 from ddp_train.interfaces.run import WriterFacts, implements
@@ -26,7 +26,7 @@ from ddp_train.optimizer.groups import Groups, parameter_groups
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.evaluated_weights import training_mode
-from ddp_train.traits import follows_a_metric, require_members
+from ddp_train.traits import StrategyConstants, needs_whole_matrices, require_members, whole_matrices_error
 
 
 def make_strategy(node: Mapping[str, Any]) -> Strategy:
@@ -102,6 +102,14 @@ def _rate(node: Mapping[str, Any], target: Any) -> float | None:
     default = inspect.signature(target).parameters.get("lr") if "lr" not in node else None
     rate = node.get("lr") if default is None else default.default
     return float(rate) if isinstance(rate, (int, float)) else None
+
+
+def require_rows(strategy: StrategyConstants, optimizer: object) -> None:
+    """Raise a ConfigError for an optimizer (or one within `Several`) that needs whole matrices, where each rank steps rows of them."""
+    if strategy.shards_optimizer:
+        for part in getattr(optimizer, "optimizers", (optimizer,)):
+            if needs_whole_matrices(type(part)):
+                raise whole_matrices_error("optimizer", type(part).__name__)
 
 
 def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:

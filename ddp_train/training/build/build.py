@@ -20,7 +20,15 @@ from ddp_train.loader.dataset_adapter import Source
 from ddp_train.loader.loader import EvaluationLoader, OneBatchTrainLoader, TrainLoader
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
-from ddp_train.training.build.adopt import groups_of, make_callbacks, make_optimizer, make_scheduler, make_strategy, schedule_facts
+from ddp_train.training.build.adopt import (
+    groups_of,
+    make_callbacks,
+    make_optimizer,
+    make_scheduler,
+    make_strategy,
+    require_rows,
+    schedule_facts,
+)
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.components import Components, EvaluationComponents, make_turns
@@ -28,7 +36,6 @@ from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import identity_of, require_same_meaning
-from ddp_train.traits import require_rows
 
 
 def build(config: RunConfig, world: World, *, compile_cache: Path | None = None) -> Components:

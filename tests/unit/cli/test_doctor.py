@@ -14,7 +14,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.slurm_script import batch_script
 from ddp_train.launch.job import Job, Program
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.launch.submit import freeze
+from ddp_train.launch.submit import spec_of
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import write_json
 from tests.fake_runner import FakeRunner
@@ -60,7 +60,7 @@ def test_ranks_are_given_its_program_and_what_the_run_would_be_given(words: list
 def test_slurm_is_given_a_short_job_that_comes_after_nothing_and_is_never_requeued(job: Job) -> None:
     seen: list[Job] = []
     doctor.examine([], runner(lambda job: seen.append(job) or 0))  # type: ignore[func-returns-value]
-    spec = freeze(seen[0], None)
+    spec = spec_of(seen[0], None)
     script = batch_script([spec]).splitlines()
     assert spec.engine_options["after"] == [] and spec.job.config.cluster.wait
     assert "#SBATCH --time=0-00:05:00" in script

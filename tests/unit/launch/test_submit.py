@@ -41,16 +41,16 @@ def a_job(run: Path, *overrides: str) -> Job:
     ],
 )
 def test_the_shape_of_a_run(tmp_path: Path, overrides: list[str], processes: tuple[int, ...], least: int) -> None:
-    spec = submit.freeze(a_job(tmp_path, *overrides), None)
+    spec = submit.spec_of(a_job(tmp_path, *overrides), None)
     assert (spec.engine, spec.processes, spec.min_nodes) == ("slurm", processes, least)
     assert spec.job.config.batch.world_size == sum(processes)
 
 
 def test_the_signal_leaves_time_for_a_step_as_long_as_the_newest(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"split": "train", "step": 4, "step_ms": 2500.0}\n{"split": "eval"}\n{"step_ms": 9')
-    assert submit.freeze(a_job(tmp_path), None).engine_options["step_s"] == 2.5
+    assert submit.spec_of(a_job(tmp_path), None).engine_options["step_s"] == 2.5
     (tmp_path / "metrics.jsonl").unlink()
-    assert submit.freeze(a_job(tmp_path), None).engine_options["step_s"] == 0.0
+    assert submit.spec_of(a_job(tmp_path), None).engine_options["step_s"] == 0.0
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def before(tmp_path: Path) -> RunFolder:
 def test_a_run_waits_for_the_jobs_of_those_before_it_that_are_not_done(tmp_path: Path, before: RunFolder) -> None:
     after = a_job(tmp_path, f"after={before.root}")
     with pytest.raises(ConfigError, match="not a job of slurm"):
-        submit.freeze(after, None)
+        submit.spec_of(after, None)
     Submission(engine="slurm", id="17_3").write(before)
-    assert submit.freeze(after, None).engine_options["after"] == ["17_3"]
+    assert submit.spec_of(after, None).engine_options["after"] == ["17_3"]
     Result(status=Status.COMPLETED).write(before.result)
-    assert submit.freeze(after, None).engine_options["after"] == []
+    assert submit.spec_of(after, None).engine_options["after"] == []
 
 
 def test_a_run_after_one_whose_job_has_ended_is_refused(
@@ -91,7 +91,7 @@ def test_a_run_after_one_whose_job_has_ended_is_refused(
     said = capsys.readouterr().err
     assert "job 17 is not done, and allocation 17 would wait idle" in said and "ddp-train ... && ddp-train resume" in said
     after.run_folder.environment.touch()  # it has begun once
-    assert submit.freeze(after, None).engine_options["after"] == []
+    assert submit.spec_of(after, None).engine_options["after"] == []
 
 
 def test_a_run_that_is_queued_is_not_submitted_again(before: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def steps_of(folder: Path, name: str) -> list[int]:
 WINDOW = ["profile=trace", "profile.start_step=3", "profile.steps=2"]
 
 
-def test_a_window_is_a_trace_of_these_steps_with_their_parts_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_is_a_trace_of_these_steps_with_their_parts_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, *WINDOW, decide_save=lambda step: step == 4, evaluate_every_steps=5)
     assert files(tmp_path) == ["rank_00000_step_000003.pt.trace.json.gz", "rank_00000_step_000003.txt"]
     events = trace(tmp_path, "rank_00000_step_000003")
@@ -130,7 +130,7 @@ def test_writing_is_no_steps_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert late_s and max(max(record["step_ms"], record["data_wait_ms"]) for record in train) < 1e5
 
 
-def test_a_file_in_the_folder_asks_for_a_window_after_the_next_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_the_folder_asks_for_a_recording_after_the_next_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ProfileRequest(steps=3).put(RunFolder(tmp_path))
     run(tmp_path)
     assert steps_of(tmp_path, "rank_00000_step_000005") == [6, 7, 8]  # the record is step 4's, and a step warms up
@@ -165,7 +165,7 @@ def test_a_request_that_cannot_be_is_said_and_gone(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "profile.request").exists()
 
 
-def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_that_comes_too_late_and_a_recording_that_never_does_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", stop=ChosenStop(2))
     assert "nothing was recorded: the run took 2 steps, and 9 come before the window" in capsys.readouterr().out
     one_run = trainer(components("trainer.max_steps=1"), run_folder=RunFolder(tmp_path))
@@ -175,13 +175,13 @@ def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp
     assert "came too late" in capsys.readouterr().out and not (tmp_path / "profile.request").exists()
 
 
-def test_a_run_that_ends_within_its_window_keeps_what_there_is(tmp_path: Path) -> None:
+def test_a_run_that_ends_within_its_recording_keeps_what_there_is(tmp_path: Path) -> None:
     run(tmp_path, *WINDOW, "profile.steps=100", stop=ChosenStop(6))
     assert steps_of(tmp_path, "rank_00000_step_000003") == [4, 5, 6]
 
 
 @pytest.mark.parametrize("breaks", ["start", "write"])
-def test_a_window_that_fails_ends_no_run(
+def test_a_recording_that_fails_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, breaks: str
 ) -> None:
     def fail(*arguments: Any, **named: Any) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from ddp_train import CONF, FOLDER
 from ddp_train.config.targets import locate, target
-from ddp_train.traits import Constants, constants_of, follows_a_metric, needs_whole_matrices
+from ddp_train.traits import Constants, constants_of, needs_whole_matrices
 
 
 def named() -> Iterator[str]:
@@ -33,7 +33,7 @@ def facts(found: Any, path: str) -> tuple[Any, ...]:
     """Return all that the check asks of a target; types as it tells them apart."""
     arguments = [(each.name, each.kind, each.default) for each in inspect.signature(found).parameters.values()]
     hints = {name: sorted({*map(spelled, target.members_of(hint))}) for name, hint in target.hints_of(found).items() if name != "return"}
-    return inspect.isclass(found), arguments, hints, follows_a_metric(found)
+    return inspect.isclass(found), arguments, hints, target.follows_a_metric(found)
 
 
 def spelled(member: Any) -> str:
