@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 
 from ddp_train.launch.job import Training
 from ddp_train.rank.stop import Stop
-from ddp_train.rank.train_job import RankRun, build_components, end_training, finish_run, not_saved, prepare_trainer, train, train_job
+from ddp_train.rank.train_job import (
+    RankRun,
+    build_components,
+    end_training,
+    finish_run,
+    not_saved,
+    prepare_trainer,
+    train,
+    train_job,
+    with_known_micro_batch,
+)
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.system.phase import Phase
@@ -13,17 +23,19 @@ from ddp_train.training.loop.hooks import Agreed
 from ddp_train.training.train_state import TrainState
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class StopAfter:
     """Stops a run as `stop` does, and after a step of its own."""
 
     stop: Stop
     state: TrainState
-    last_step: int | None
+    last_step: int
+    pauses: bool = False  # it has stopped the run after that step, and `stop` has not
 
     def agree_after(self, steps_run: int, /) -> Agreed:
         agreed = self.stop.agree_after(steps_run)
-        return agreed._replace(is_last_step=agreed.is_last_step or self.state.step == self.last_step)
+        self.pauses = not agreed.is_last_step and self.state.step == self.last_step
+        return agreed._replace(is_last_step=agreed.is_last_step or self.pauses)
 
     def is_asked(self) -> bool:
         return self.stop.is_asked()
@@ -31,20 +43,19 @@ class StopAfter:
 
 def train_with_pause(run: RankRun) -> Status:
     """Train as `train_job` does, with that pause where its step is still to come. Collective."""
-    built, components = build_components(run)
-    trainer, last_step = prepare_trainer(built, components), run.job.config.debug.resume_after_steps
+    state, last_step = run.state, run.job.config.debug.resume_after_steps
+    assert last_step is not None
+    run = with_known_micro_batch(run)
+    stop = StopAfter(stop=run.stop, state=state, last_step=last_step)
+    trainer = prepare_trainer(run, build_components(run), stop)
     if trainer is None:
         return Status.COMPLETED
-    state, stop = run.state, run.stop
-    pauses = last_step is not None and state.step < last_step
-    if pauses:  # there, `train` ends as at a stop
-        trainer.services = replace(trainer.services, stop=StopAfter(stop, state, last_step))
-    end = train(built, trainer)
-    if not pauses or end.is_done or state.step != last_step or stop.is_last(state.steps_run):
-        return finish_run(built, trainer, end)
+    end = train(run, trainer)
+    if not stop.pauses or run.stop.is_last(state.steps_run):
+        return finish_run(run, trainer, end)
     if end.unsaved:
         raise not_saved("half of the", end.unsaved)
-    end_training(built, trainer, Status.PREEMPTED)
+    end_training(run, trainer, Status.PREEMPTED)
     if run.world.is_main:
         trainer.services.records.close()
         end_attempt(run.job.run_folder)

@@ -4,11 +4,10 @@
 """
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ddp_train.checkpoint.schedule import Retention
 from ddp_train.config import auto
@@ -38,7 +37,7 @@ from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.loop.hooks import RunServices
+from ddp_train.training.loop.hooks import RunServices, StopLine
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
@@ -70,17 +69,26 @@ class TrainingEnd(NamedTuple):
 
 def train_job(run: RankRun) -> Status:
     """Train to the end or to a stop, write result.json, and return the run's status. Collective."""
-    run, components = build_components(run)
-    trainer = prepare_trainer(run, components)
+    run = with_known_micro_batch(run)
+    components = build_components(run)
+    trainer = prepare_trainer(run, components, run.stop)
     return Status.COMPLETED if trainer is None else finish_run(run, trainer, train(run, trainer))
 
 
-def build_components(run: RankRun) -> tuple[RankRun, Components]:
-    """Print what begins, and build its components; return the run too, whose job then has the measured micro-batch. Collective."""
+def with_known_micro_batch(run: RankRun) -> RankRun:
+    """Return the run with the micro-batch that it measured for `auto` when it began, if it did: it keeps the first one. Collective."""
+    job = run.job
+    if not job.config.batch.is_open:
+        return run
+    answers = run.world.from_main(lambda: answers_before(job.config, job.run_folder.root))
+    if MICRO_BATCH not in answers:
+        return run
+    return replace(run, job=replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH])))
+
+
+def build_components(run: RankRun) -> Components:
+    """Print what begins, and build its components. Collective."""
     job, world = run.job, run.world
-    if job.config.batch.is_open:
-        config, folder = job.config, job.run_folder.root
-        job = _with_answered_micro_batch(job, world.from_main(lambda: answers_before(config, folder)))
     sweep = _sweep_of(job.run_folder)
     record_environment(job, world)
     if world.is_main:
@@ -89,10 +97,19 @@ def build_components(run: RankRun) -> tuple[RankRun, Components]:
     require_alike(components.data_identity, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
-    return replace(run, job=_with_answered_micro_batch(job, components.answers)), components
+    return components
 
 
-def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
+def _sweep_of(run_folder: RunFolder) -> Path | None:
+    """Return the folder of the sweep that a run belongs to; None: it belongs to none. A run of its own does not import what reads one."""
+    if not any(map(is_sweep, run_folder.root.parents)):
+        return None
+    from ddp_train.run_folder.sweep import sweep_of
+
+    return sweep_of(run_folder.root)
+
+
+def prepare_trainer(run: RankRun, components: Components, stop: StopLine) -> Trainer | None:
     """Begin or resume the run, and return its trainer; None: an earlier attempt has completed the run. Collective."""
     keep = retention(run.job.config.checkpoint, components)  # before anything is changed: it may refuse
     data_changes = _begin_or_resume(run, components)
@@ -102,7 +119,30 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
             end_attempt(run.job.run_folder)
             print(summary.over(run.job, run.state), flush=True)
         return None
-    services = _make_services(run, components, keep, data_changes)
+    if run.world.is_main:
+        _clear_for_attempt(run, components, keep)
+    records = Records(run.job.run_folder, run.world, partial(_writers, run, components) if run.world.is_main else list)
+    if data_changes:
+        records.log_event(run_event("data_changed", run.state.step, changes=data_changes), "")
+    checkpoints = Checkpoints(
+        config=run.job.config,
+        run_folder=run.job.run_folder,
+        components=components,
+        state=run.state,
+        world=run.world,
+        keep=keep,
+        records=records,
+        phases=run.phases,
+        ask_to_save=run.stop.ask_to_save,
+    )
+    services = RunServices(
+        run_folder=run.job.run_folder,
+        phases=run.phases,
+        records=records,
+        checkpoints=checkpoints,
+        stop=stop,
+        started_at=time.time() - (time.monotonic() - run.started_monotonic),
+    )
     return build_trainer(run.job.config, components, run.state, run.world, services)
 
 
@@ -130,60 +170,6 @@ def _begin_or_resume(run: RankRun, components: Components) -> list[str]:
     return data_changes
 
 
-def _make_services(run: RankRun, components: Components, keep: Retention, data_changes: Sequence[str]) -> RunServices:
-    """Clear the folder for this attempt, and open its records and checkpoints. Collective."""
-    job, world = run.job, run.world
-    if world.is_main:
-        _clear_for_attempt(run, components, keep)
-    records = Records(job.run_folder, world, partial(_writers, run, components) if world.is_main else list)
-    if data_changes:
-        records.log_event(run_event("data_changed", run.state.step, changes=data_changes), "")
-    checkpoints = Checkpoints(
-        config=job.config,
-        run_folder=job.run_folder,
-        components=components,
-        state=run.state,
-        world=world,
-        keep=keep,
-        records=records,
-        phases=run.phases,
-        ask_to_save=run.stop.ask_to_save,
-    )
-    return RunServices(
-        run_folder=job.run_folder,
-        phases=run.phases,
-        records=records,
-        checkpoints=checkpoints,
-        stop=run.stop,
-        started_at=time.time() - (time.monotonic() - run.started_monotonic),
-    )
-
-
-def _sweep_of(run_folder: RunFolder) -> Path | None:
-    """Return the folder of the sweep that a run belongs to; None: it belongs to none. A run of its own does not import what reads one."""
-    if not any(map(is_sweep, run_folder.root.parents)):
-        return None
-    from ddp_train.run_folder.sweep import sweep_of
-
-    return sweep_of(run_folder.root)
-
-
-def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
-    """Return the job with the micro-batch that was measured for `auto`, if one was. A run keeps the first one, also after a resume."""
-    if not job.config.batch.is_open or MICRO_BATCH not in answers:
-        return job
-    return replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH]))
-
-
-def _note_resumed(run: RankRun) -> None:
-    """Note that a checkpoint that was named has been loaded: from now on the newest one counts."""
-    run_folder = run.job.run_folder
-    if run.job.checkpoint is not None:
-        remember_run(run_folder.root)
-        if run.world.is_main and run_folder.launch.is_dir():  # also for the next start of what was submitted
-            run_folder.continued.touch()
-
-
 def _load_initial_weights(config: RunConfig, weights: Path, components: Components, world: World) -> None:
     """Load the weights that `init_from` names, and print which. Collective."""
     from ddp_train.training.state.initial_weights import load_initial_weights
@@ -193,6 +179,15 @@ def _load_initial_weights(config: RunConfig, weights: Path, components: Componen
         changes = require_same_meaning(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
         world.print(*(f"{line}; accepted" for line in changes))
     world.print(*load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict))
+
+
+def _note_resumed(run: RankRun) -> None:
+    """Note that a checkpoint that was named has been loaded: from now on the newest one counts."""
+    run_folder = run.job.run_folder
+    if run.job.checkpoint is not None:
+        remember_run(run_folder.root)
+        if run.world.is_main and run_folder.launch.is_dir():  # also for the next start of what was submitted
+            run_folder.continued.touch()
 
 
 def _save_missing_predictions(run: RankRun, components: Components) -> None:
@@ -267,13 +262,6 @@ def not_saved(steps: str, unsaved: str) -> RunError:
     return RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
 
 
-def end_training(run: RankRun, trainer: Trainer, status: Status) -> None:
-    """Call the hooks `at_end`, when every rank is through. Collective."""
-    run.phases.enter(Phase.END, run.state.step)
-    run.world.barrier()  # every rank is through: only now it is completed
-    trainer.end(status)
-
-
 def finish_run(run: RankRun, trainer: Trainer, end: TrainingEnd) -> Status:
     """Write result.json, print how the run ended, and return its status. Collective."""
     status = Status.COMPLETED if end.is_done else status_of(run.stop.cause())
@@ -282,6 +270,13 @@ def finish_run(run: RankRun, trainer: Trainer, end: TrainingEnd) -> Status:
         _write_result(run, trainer, status, unsaved=end.unsaved)
     run.world.barrier()  # no rank leaves before it is written: a signal then would look like one after a failure
     return status
+
+
+def end_training(run: RankRun, trainer: Trainer, status: Status) -> None:
+    """Let what hangs on the loop end in good order. Collective."""
+    run.phases.enter(Phase.END, run.state.step)
+    run.world.barrier()  # every rank is through: only now it is completed
+    trainer.end(status)
 
 
 def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: str | None) -> None:

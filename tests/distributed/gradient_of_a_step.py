@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -48,9 +49,9 @@ def flat_gradient(parts: Components) -> Tensor:
 def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
     parts = build(run, world)
     if dtype == "float16":
-        parts.amp = Amp("float16")
+        parts = replace(parts, amp=Amp("float16"))
     if dtype != "float32":
-        parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        parts = replace(parts, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
     loader, noted = parts.train_loader, list[Tensor]()
     parts.optimizer.step = lambda: noted.append(flat_gradient(parts))  # type: ignore[method-assign]
     parts.trained_module.train()

@@ -44,7 +44,7 @@ from ddp_train.interfaces.parameters import matching, named_parameters
 from ddp_train.interfaces.run import implements
 from ddp_train.loader.loader import EvaluationLoader, TrainLoader
 from ddp_train.loader.reader import LengthPlan
-from ddp_train.training.parts.metric import Metric, recorded_name
+from ddp_train.training.parts.metric import Metric, goals_of
 from ddp_train.training.record.throughput import Throughput
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Str
     named = named_parameters(trained_module)
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
+    if PLAIN in chosen:
+        happened = f"{type(objective).__name__} has a turn without a name: {list(chosen)}"
+        raise ConfigError(key="objective", happened=happened, expected="a name for each of its turns")
     if idle := [turn for turn, names in chosen.items() if not names]:
         happened = f"the turn {idle[0]} of {type(objective).__name__} trains nothing: all its parameters are frozen"
         raise ConfigError(key="objective", happened=happened, expected="a turn that trains something; `turns_at` leaves a turn out")
@@ -101,7 +104,7 @@ def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Str
     return turns
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationComponents:
     """The components of an evaluation, also where nothing is trained."""
 
@@ -130,9 +133,8 @@ class EvaluationComponents:
 
     @property
     def goals(self) -> dict[str, Goal]:
-        """The goal of each metric, the headline one first: of each set the objective's, then those of `evaluation.metrics`."""
-        goals = {**self.objective.goals, **{name: metric.goal for name, metric in self.metrics.items() if metric.goal is not None}}
-        return {recorded_name(set_name, name): goal for set_name in self.eval_loaders for name, goal in goals.items()}
+        """The goal of each metric, the headline one first (`goals_of`)."""
+        return goals_of(self.objective, self.metrics, self.eval_loaders)
 
     @property
     def eval_loader(self) -> EvaluationLoader | None:
@@ -155,11 +157,11 @@ def as_loss_module(trained_module: nn.Module, objective: AnyObjective) -> LossMo
     return trained_module if isinstance(trained_module, LossModule) else LossModule(trained_module, objective, has_state=False)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Components(EvaluationComponents):
     """All components of a training run."""
 
-    turns: Mapping[str, Turn]  # of a step, by name: one of the name `PLAIN`, or those of an objective whose parts take turns
+    turns: dict[str, Turn]  # of a step, by name: one of the name `PLAIN`, or those of an objective whose parts take turns
     strategy: Strategy
 
     optimizer: Optimizer
@@ -174,20 +176,9 @@ class Components(EvaluationComponents):
 
     total_steps: int
     throughput: Throughput
-    fresh_states: dict[str, Any] = field(init=False)  # of the callbacks that have a state: as they were made
+    fresh_states: Mapping[str, Any]  # of the callbacks that have a state: as they were made
     answers: Mapping[str, Any]  # what the arguments that are `auto` came to, by their keys
     notes: Sequence[str]  # on what was done to the model, for the start of a run
-
-    def __post_init__(self) -> None:
-        self.fresh_states = {}
-        for name, callback in self.stateful_callbacks.items():
-            with callback_errors(name, "state_dict"):
-                self.fresh_states[name] = copy.deepcopy(callback.state_dict())
-
-    @property
-    def stateful_callbacks(self) -> dict[str, SupportsState]:
-        """The callbacks whose state a checkpoint has, by name."""
-        return {name: callback for name, callback in self.callbacks.items() if isinstance(callback, SupportsState)}
 
     def reshard(self) -> None:
         self.strategy.reshard(self.trained_module)
@@ -235,14 +226,28 @@ class Components(EvaluationComponents):
 
     def rewrap(self, world: World) -> None:
         """Let the strategy wrap the model again, because other parameters are trained now. Collective."""
-        self.turns = {}
+        self.turns.clear()
         gc.collect()  # the old one is in a reference cycle, and its hooks stay on the parameters as long as it lives
-        self.turns = make_turns(self.trained_module, self.objective, self.strategy, world)
+        self.turns.update(make_turns(self.trained_module, self.objective, self.strategy, world))
+
+
+def _stateful(callbacks: Mapping[str, Callback]) -> dict[str, SupportsState]:
+    """Return the callbacks whose state a checkpoint has, by name."""
+    return {name: callback for name, callback in callbacks.items() if isinstance(callback, SupportsState)}
+
+
+def fresh_states(callbacks: Mapping[str, Callback]) -> dict[str, Any]:
+    """Return copies of the states that callbacks have now, by name: call it when they are made."""
+    states = {}
+    for name, callback in _stateful(callbacks).items():
+        with callback_errors(name, "state_dict"):
+            states[name] = copy.deepcopy(callback.state_dict())
+    return states
 
 
 def callback_states(components: Components, world: World) -> dict[str, dict[str, Any]]:
     """Return the callbacks' states by name. Collective. Raises RunError: they differ between ranks (of tensors, types and shapes count)."""
-    states = {name: callback.state_dict() for name, callback in components.stateful_callbacks.items()}
+    states = {name: callback.state_dict() for name, callback in _stateful(components.callbacks).items()}
     if states:
         by_rank = world.gather({name: json.dumps(codec.encode(state, name)[0], sort_keys=True) for name, state in states.items()})
         for rank, name in product(range(world.size), states):
@@ -256,8 +261,8 @@ def callback_states(components: Components, world: World) -> dict[str, dict[str,
 
 def load_callback_states(components: Components, saved: Mapping[str, Any]) -> list[str]:
     """Load each callback's state; where the checkpoint has none, its `fresh_states` one. Return a line for each that is new or gone."""
-    loading = components.stateful_callbacks
-    states = copy.deepcopy(components.fresh_states) | {**saved}
+    loading = _stateful(components.callbacks)
+    states = {**copy.deepcopy(components.fresh_states), **saved}
     for name in loading.keys() & states.keys():
         with callback_errors(name, "load_state_dict"):
             loading[name].load_state_dict(states[name])

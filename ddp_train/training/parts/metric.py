@@ -11,7 +11,7 @@ Nothing here imports torchmetrics: a metric is known by what it offers.
 import functools
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,6 +121,12 @@ class FunctionMetric:
 
 Metric = KeptMetric | FunctionMetric
 """One metric of an evaluation, on one rank."""
+
+
+def goals_of(objective: AnyObjective, metrics: Mapping[str, Metric], set_names: Iterable[str]) -> dict[str, Goal]:
+    """Return the goal of each metric, by its recorded name: of each set the objective's, then those of `evaluation.metrics`."""
+    goals = {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
+    return {recorded_name(set_name, name): goal for set_name in set_names for name, goal in goals.items()}
 
 
 def build_metrics(nodes: Mapping[str, Any], objective: AnyObjective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_the_averages_are_evaluated_and_the_weights_are_back_afterwards() -> Non
     assert all(torch.equal(raw[name], tensor) for name, tensor in parts.model.state_dict().items())
     ema = parts.callbacks["ema"]
     parts.model.load_state_dict({**raw, **averages(ema)})
-    parts.callbacks = {}
+    parts = replace(parts, callbacks={})
     assert evaluate(parts, alone()) == found
     parts.model.load_state_dict(raw)
     assert evaluate(parts, alone()) != found

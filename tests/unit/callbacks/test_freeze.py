@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,7 +19,7 @@ def test_parameters_keep_their_values_until_their_step() -> None:
     chosen = "callbacks.freeze.patterns=['hidden.0.weight']"
     parts = components("callbacks=freeze", chosen, "callbacks.freeze.until_step=3", "trainer.max_steps=5", "optimizer.weight_decay=0.5")
     weight, steps = parts.model.get_parameter("hidden.0.weight"), list[torch.Tensor]()
-    parts.callbacks = {"before": Noting(weight, steps), **parts.callbacks}
+    parts = replace(parts, callbacks={"before": Noting(weight, steps), **parts.callbacks})
     others = parts.model.get_parameter("hidden.0.bias").clone()
     assert trainer(parts).train()
     assert [torch.equal(steps[0], each) for each in steps] == [True, True, True, False, False]
@@ -48,7 +49,7 @@ def test_parameters_are_trained_until_they_are_frozen_from_a_step_on() -> None:
     chosen = ["callbacks.freeze.patterns=['hidden.0.weight']", "callbacks.freeze.from_step=2", "callbacks.freeze.until_step=4"]
     parts = components("callbacks=freeze", *chosen, "trainer.max_steps=6", "optimizer.weight_decay=0.5")
     weight, steps = parts.model.get_parameter("hidden.0.weight"), list[torch.Tensor]()
-    parts.callbacks = {"before": Noting(weight, steps), **parts.callbacks}
+    parts = replace(parts, callbacks={"before": Noting(weight, steps), **parts.callbacks})
     assert trainer(parts).train()
     assert [torch.equal(one, other) for one, other in pairwise(steps)] == [False, True, True, False, False]
     freeze = Freeze(["0"], from_step=5)
@@ -70,7 +71,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="no parameter is left to train"):
         trainer(parts).train()
     parts = components("trainer.max_steps=1")
-    parts.callbacks = {"unfreeze": Unfreeze()}
+    parts = replace(parts, callbacks={"unfreeze": Unfreeze()})
     parts.model.register_parameter("late", torch.nn.Parameter(torch.zeros(1)))
     with pytest.raises(ValueError, match="the optimizer does not have"):
         trainer(parts).train()

@@ -187,7 +187,7 @@ def test_few_micro_batches_are_on_the_device_at_a_time(
     copies: list[weakref.ref[Tensor]], monkeypatch: pytest.MonkeyPatch, objective: Classification, most: int
 ) -> None:
     parts = components("loader.micro_batch_size=4", "trainer.grad_accum_steps=8", "trainer.max_steps=2", "evaluation.every_steps=9")
-    parts.objective, parts.eval_loaders = objective, {}
+    parts = replace(parts, objective=objective, eval_loaders={})
     monkeypatch.setattr(loop, "copied_ahead", lambda stream, world_device: device_copy.copied_ahead(stream, CUDA))
     alive: list[int] = []
     parts.model.register_forward_hook(lambda *_: alive.append(sum(copy() is not None for copy in copies)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,7 @@ def test_channels_last_resumes_bitwise_and_from_a_run_without(before: str, tmp_p
     options = ["precision.channels_last=true", "optimizer.lr=0.01"]
 
     def steps(parts: Any, state: TrainState, number: int) -> None:
-        parts.total_steps = number
-        trainer(parts, state).train()
+        trainer(replace(parts, total_steps=number), state).train()
 
     whole = components(*options, base=TINY_CONVNET)
     steps(whole, TrainState(), 4)
@@ -93,7 +93,7 @@ def test_channels_last_resumes_bitwise_and_from_a_run_without(before: str, tmp_p
     again, there = components(*options, "seed=5", base=TINY_CONVNET), TrainState()
     start_from(file, again, there, alone())
     there.step, there.samples = state.step, state.samples
-    again.train_loader = half.train_loader
+    again = replace(again, train_loader=half.train_loader)
     steps(again, there, 4)
     for mine, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         near = {"rtol": 0, "atol": 0} if before == "true" else {"rtol": 1e-4, "atol": 1e-6}

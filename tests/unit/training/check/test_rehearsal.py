@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,11 +32,11 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
 ) -> None:
     """The one of two ranks: what a forward finds from the micro-batch before it."""
     parts = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3", "evaluation.every_steps=9")
-    parts.eval_loaders = {}
+    parts = replace(parts, eval_loaders={})
     ddp = nn.parallel.DistributedDataParallel(
         as_loss_module(parts.model, parts.objective), **({"gradient_as_bucket_view": True} | settings)
     )
-    parts.turns = {PLAIN: Turn(name=PLAIN, wrapped=ddp)}
+    parts = replace(parts, turns={PLAIN: Turn(name=PLAIN, wrapped=ddp)})
     found: list[tuple[int, bool]] = []
 
     def look(*_: object) -> None:
@@ -61,7 +62,7 @@ def test_that_gradients_stay_in_place_changes_no_step(group_of_one: None) -> Non
         parts, records = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3"), list[Record]()
         loss_module = as_loss_module(parts.model, parts.objective)
         ddp = nn.parallel.DistributedDataParallel(loss_module, gradient_as_bucket_view=True, **settings)
-        parts.turns = {PLAIN: Turn(name=PLAIN, wrapped=ddp)}
+        parts = replace(parts, turns={PLAIN: Turn(name=PLAIN, wrapped=ddp)})
         torch.manual_seed(0)
         world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
         trainer(parts, world=world, write=records.append).train()

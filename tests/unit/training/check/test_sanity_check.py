@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,8 @@ def refusal(parts: Components) -> str:
 def with_model(model: nn.Module, *overrides: str) -> Components:
     """Return a small run of another model."""
     parts = components("trainer.max_steps=3", *overrides)
-    parts.model = parts.trained_module = model
-    parts.turns = make_turns(model, parts.objective, parts.strategy, alone())
-    parts.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return parts
+    turns, optimizer = make_turns(model, parts.objective, parts.strategy, alone()), torch.optim.SGD(model.parameters(), lr=0.1)
+    return replace(parts, model=model, trained_module=model, turns=turns, optimizer=optimizer)
 
 
 class Moody(nn.Sequential):
@@ -195,7 +194,7 @@ class Score(Classification):
 )
 def test_a_fault_of_the_evaluation_is_found_before_the_first_step(totals: Mapping[str, Any], expected: str) -> None:
     parts = components()
-    parts.objective = Score(totals)
+    parts = replace(parts, objective=Score(totals))
     said = refusal(parts)
     assert expected in said and "the first evaluation batch fails" in said
 
@@ -225,8 +224,8 @@ def test_a_label_out_of_range_anywhere_in_the_data_is_named_before_the_first_ste
 @pytest.mark.parametrize("says_so", [True, False])
 def test_labels_of_a_classifier_of_ones_own_are_looked_at_where_it_says_that_they_are_classes(says_so: bool) -> None:
     parts = with_model(Outputs())
-    parts.objective = OwnClassifier(says_so)
-    parts.turns = make_turns(parts.model, parts.objective, parts.strategy, alone())
+    parts = replace(parts, objective=OwnClassifier(says_so))
+    parts = replace(parts, turns=make_turns(parts.model, parts.objective, parts.strategy, alone()))
     source: Any = parts.train_loader.source
     read = source.batch
     source.batch = lambda indices: (read(indices)[0], torch.full((len(indices),), 12))
@@ -258,13 +257,13 @@ class Mine(Classification):
 def test_a_loss_that_is_a_mean_is_refused(micro_batch_size: int) -> None:
     model = Moody() if micro_batch_size > 1 else Outputs()
     parts = with_model(model, f"loader.micro_batch_size={micro_batch_size}")
-    parts.objective = Mine(F.cross_entropy)
+    parts = replace(parts, objective=Mine(F.cross_entropy))
     assert "objective: Mine.loss gives a mean" in refusal(parts)
 
 
 def test_a_wrapped_loss_that_is_a_sum_is_refused() -> None:
     parts = components()
-    parts.objective = LossObjective(nn.CrossEntropyLoss(reduction="sum"))
+    parts = replace(parts, objective=LossObjective(nn.CrossEntropyLoss(reduction="sum")))
     assert "CrossEntropyLoss gives the sum over the batch" in refusal(parts)
 
 
@@ -286,7 +285,7 @@ def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
 )
 def test_sums_and_what_is_neither_are_trained_on(objective: Any) -> None:
     parts = components("loader.micro_batch_size=7", "trainer.max_steps=1", "data.eval=null")
-    parts.objective = objective
+    parts = replace(parts, objective=objective)
     assert len(run(parts)) == 1
 
 
@@ -331,7 +330,7 @@ class OfEvery(Classification):
 def test_a_score_that_is_a_mean_is_refused(words: list[str]) -> None:
     def said_of(objective: Classification) -> str:
         parts = components(*words)
-        parts.objective = objective
+        parts = replace(parts, objective=objective)
         return refusal(parts)
 
     said = said_of(Averaging())
@@ -342,5 +341,5 @@ def test_a_score_that_is_a_mean_is_refused(words: list[str]) -> None:
 
 def test_scores_that_are_neither_are_added_up() -> None:
     parts = components()
-    parts.objective = OfEvery()
+    parts = replace(parts, objective=OfEvery())
     try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), samples=0, with_predictions=False)

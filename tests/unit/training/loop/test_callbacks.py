@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class Talkative(nn.Module):
 def run(**callbacks: Any) -> tuple[Trainer, list[dict[str, Any]]]:
     """Return what trains six steps with these callbacks, and its records."""
     parts, records = components(*SIX_STEPS), list[dict[str, Any]]()
-    parts.callbacks = callbacks
+    parts = replace(parts, callbacks=callbacks)
     return trainer(parts, log_every_steps=3, evaluate_every_steps=2, write=records.append), records
 
 
@@ -163,9 +163,8 @@ def test_a_model_logs_from_its_forward_in_training_and_nowhere_else() -> None:
     parts, records = components(*SIX_STEPS, "model=mlp"), list[dict[str, Any]]()
     model = Talkative()
     model(parts.train_loader.peek().batch[0])  # outside of a run it does nothing
-    parts.model = parts.trained_module = model
-    parts.turns = make_turns(model, parts.objective, parts.strategy, alone())
-    parts.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    turns, optimizer = make_turns(model, parts.objective, parts.strategy, alone()), torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = replace(parts, model=model, trained_module=model, turns=turns, optimizer=optimizer)
     trainer(parts, log_every_steps=3, evaluate_every_steps=2, write=records.append).train()
     train = [record for record in records if record["split"] == "train"]
     assert [record["model/one"] for record in train] == [1.0, 1.0]

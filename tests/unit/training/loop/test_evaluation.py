@@ -88,7 +88,7 @@ class OneUse:
 
 def test_each_batch_has_a_context_of_its_own_in_training_and_in_evaluation() -> None:
     parts = components("evaluation.batch_size=32", "loader.micro_batch_size=16", "trainer.grad_accum_steps=2", "trainer.max_steps=3")
-    parts.amp = OneUse()
+    parts = replace(parts, amp=OneUse())
     trainer(parts).train()
     assert parts.amp.entered == 3 * 2 + 4  # 101 samples are four batches
 
@@ -116,15 +116,15 @@ def test_weights_for_evaluation_that_do_not_fit_name_the_callback_and_the_parame
         (name, own[:1], rf"gives {name}: float32 \[1, .*which is float32 \["),
         (name, None, f"gives {name}: None, which is float32"),
     ):
-        parts.callbacks = {"mine": Averages(wrong, weight)}
+        parts = replace(parts, callbacks={"mine": Averages(wrong, weight)})
         with pytest.raises(ConfigError, match=said) as caught:
             evaluate(parts, alone())
         assert caught.value.key == "callbacks.mine"
-    parts.callbacks = {"mine": Lost(name, own)}
+    parts = replace(parts, callbacks={"mine": Lost(name, own)})
     with pytest.raises(RuntimeError, match="no luck") as lost:
         evaluate(parts, alone())
     assert lost.value.__notes__ == ["config key: callbacks.mine (in its `evaluation_weights`)"]
-    parts.callbacks = {"mine": Averages(name, own.half())}
+    parts = replace(parts, callbacks={"mine": Averages(name, own.half())})
     assert averages(parts).keys() == {name}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,8 +90,10 @@ def test_a_skipped_step_changes_nothing(optimizer: str, clip: float | None) -> N
 def test_a_scaler_and_a_guard_together_skip_once(optimizer: str) -> None:
     """float16 on CPU is refused by the config check, not by the loop."""
     some, none = (parts_of(*OPTIMIZERS[optimizer]) for _ in range(2))
-    for parts in (some, none):
-        parts.amp, parts.scaler = Amp("float16"), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    some, none = (
+        replace(parts, amp=Amp("float16"), scaler=torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000))
+        for parts in (some, none)
+    )
     run(some, {0, 4}, without=False, clip=1.0)
     run(none, {0, 4}, without=True, clip=1.0)
     assert some.scaler.get_scale() == none.scaler.get_scale() / 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -173,7 +173,7 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None, m
 def test_half_precision_with_a_scaler_clips_what_it_would_clip_without() -> None:
     """On CPU float16 is refused by the config check, not by the loop: the scaler's order of steps is tested here."""
     parts, scaled = components("trainer.clip_grad_norm=0.1"), components("trainer.clip_grad_norm=0.1")
-    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaled = replace(scaled, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
     for each in (parts, scaled):
         micro_batch = next(each.train_loader.micro_batches(0))
         each.trained_module.train()

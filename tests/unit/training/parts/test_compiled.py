@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -296,9 +297,9 @@ class _Graphs:
 def test_cuda_graphs_of_blocks_begin_anew_with_each_batch_and_not_with_each_block() -> None:
     parts, graphs = components(), _Graphs()
     blocks = nn.Sequential(Block(), Block())
-    parts.model = nn.Sequential(nn.Flatten(), blocks, nn.Linear(768, 10))
-    parts.turns = make_turns(parts.model, parts.objective, parts.strategy, alone())
-    parts.compiled = compiled(parts.model, mode="reduce-overhead", backend=graphs.backend)
+    parts = replace(parts, model=nn.Sequential(nn.Flatten(), blocks, nn.Linear(768, 10)))
+    parts = replace(parts, turns=make_turns(parts.model, parts.objective, parts.strategy, alone()))
+    parts = replace(parts, compiled=compiled(parts.model, mode="reduce-overhead", backend=graphs.backend))
     batch = parts.train_loader.peek().batch
     for _ in range(2):
         parts.loss(batch, parts.turns[PLAIN])

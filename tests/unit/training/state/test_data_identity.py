@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def test_ranks_with_other_data_are_named() -> None:
 
 def test_a_checkpoint_that_does_not_say_its_data_is_taken_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = components(*IMAGES)
-    parts.data_identity = {}
+    parts = replace(parts, data_identity={})
     saved(tmp_path / "checkpoints", 4, parts)
     assert resumed(tmp_path, *IMAGES) == []
     assert "does not say which data" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import random
 import shutil
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_the_state_of_a_strategy_is_saved_once_or_as_each_ranks_own(tmp_path: Pa
             assert weights_are_equal
 
     parts, other = components(), components()
-    parts.strategy, other.strategy = Counting(), Counting()
+    parts, other = replace(parts, strategy=Counting()), replace(other, strategy=Counting())
     parts.strategy.start_training(parts.trained_module, {"last": torch.ones(2)}, weights_are_equal=True)
     held = checkpoint_content(parts, TrainState(), WindowSums(), alone())
     assert ("strategy" in held.own, "strategy" in held.shared) == (state_is_per_rank, not state_is_per_rank)
@@ -128,7 +129,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
 def test_the_loss_scale_follows_the_number_of_ranks(tmp_path: Path) -> None:
     """The loop multiplies the loss by the number of ranks, so the scale times that number is what must go on."""
     parts = components()
-    parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    parts = replace(parts, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
     assert Ranks(tmp_path, parts, size=2).save(3) is None
     assert not saved_state.start_from(tmp_path / "step_00000003", parts, TrainState(), alone())
     assert parts.scaler.get_scale() == 2.0**11
