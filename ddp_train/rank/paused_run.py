@@ -4,18 +4,8 @@ import time
 from dataclasses import dataclass, replace
 
 from ddp_train.launch.job import Training
+from ddp_train.rank import train_job
 from ddp_train.rank.stop import Stop
-from ddp_train.rank.train_job import (
-    RankRun,
-    build_components,
-    end_training,
-    finish_run,
-    not_saved,
-    prepare_trainer,
-    train,
-    train_job,
-    with_known_micro_batch,
-)
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.system.phase import Phase
@@ -41,21 +31,21 @@ class StopAfter:
         return self.stop.is_asked()
 
 
-def train_with_pause(run: RankRun) -> Status:
+def train_with_pause(run: train_job.RankRun) -> Status:
     """Train as `train_job` does, with that pause where its step is still to come. Collective."""
     state, last_step = run.state, run.job.config.debug.resume_after_steps
     assert last_step is not None
-    run = with_known_micro_batch(run)
+    run = train_job.with_known_micro_batch(run)
     stop = StopAfter(stop=run.stop, state=state, last_step=last_step)
-    trainer = prepare_trainer(run, build_components(run), stop)
+    trainer = train_job.prepare_trainer(run, train_job.build_components(run), stop)
     if trainer is None:
         return Status.COMPLETED
-    end = train(run, trainer)
+    end = train_job.train(run, trainer)
     if not stop.pauses or run.stop.is_last(state.steps_run):
-        return finish_run(run, trainer, end)
+        return train_job.finish_run(run, trainer, end)
     if end.unsaved:
-        raise not_saved("half of the", end.unsaved)
-    end_training(run, trainer, Status.PREEMPTED)
+        raise train_job.not_saved("half of the", end.unsaved)
+    train_job.end_training(run, trainer, Status.PREEMPTED)
     if run.world.is_main:
         trainer.services.records.close()
         end_attempt(run.job.run_folder)
@@ -63,4 +53,4 @@ def train_with_pause(run: RankRun) -> Status:
     run.world.barrier()
     state.reset()
     run.phases.enter(Phase.START, 0)
-    return train_job(replace(run, job=replace(run.job, work=Training()), started_monotonic=time.monotonic()))
+    return train_job.train_job(replace(run, job=replace(run.job, work=Training()), started_monotonic=time.monotonic()))

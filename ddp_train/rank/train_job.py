@@ -78,9 +78,7 @@ def train_job(run: RankRun) -> Status:
 def with_known_micro_batch(run: RankRun) -> RankRun:
     """Return the run with the micro-batch that it measured for `auto` when it began, if it did: it keeps the first one. Collective."""
     job = run.job
-    if not job.config.batch.is_open:
-        return run
-    answers = run.world.from_main(lambda: answers_before(job.config, job.run_folder.root))
+    answers = run.world.from_main(lambda: answers_before(job.config, job.run_folder.root)) if job.config.batch.is_open else {}
     if MICRO_BATCH not in answers:
         return run
     return replace(run, job=replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH])))
@@ -164,7 +162,10 @@ def _begin_or_resume(run: RankRun, components: Components) -> list[str]:
         seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.early_end is not None and not state.early_end.holds(config.callbacks):
         state.early_end = None  # asked of a callback that is not there any more, or not as it was
-    _note_resumed(run)
+    if job.checkpoint is not None:  # it was named, and is loaded: from now on the newest one counts
+        remember_run(job.run_folder.root)
+        if world.is_main and job.run_folder.launch.is_dir():  # also for the next start of what was submitted
+            job.run_folder.continued.touch()
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
     return data_changes
@@ -179,15 +180,6 @@ def _load_initial_weights(config: RunConfig, weights: Path, components: Componen
         changes = require_same_meaning(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
         world.print(*(f"{line}; accepted" for line in changes))
     world.print(*load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict))
-
-
-def _note_resumed(run: RankRun) -> None:
-    """Note that a checkpoint that was named has been loaded: from now on the newest one counts."""
-    run_folder = run.job.run_folder
-    if run.job.checkpoint is not None:
-        remember_run(run_folder.root)
-        if run.world.is_main and run_folder.launch.is_dir():  # also for the next start of what was submitted
-            run_folder.continued.touch()
 
 
 def _save_missing_predictions(run: RankRun, components: Components) -> None:
@@ -217,8 +209,7 @@ def _clear_for_attempt(run: RankRun, components: Components, keep: Retention) ->
 
 def _writers(run: RankRun, components: Components) -> list[MetricWriter]:
     """Return the metric writers for the records after this step (rank 0)."""
-    job, state = run.job, run.state
-    config = job.config
+    job, state, config = run.job, run.state, run.job.config
     run_name = ""
     if (sweep := _sweep_of(job.run_folder)) is not None:
         from ddp_train.run_folder.sweep import Sweep

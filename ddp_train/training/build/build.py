@@ -105,9 +105,8 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         answers=answers,
         notes=notes,
     )
-    if not config.batch.is_open or world.device.type == "meta":
-        return components
-    return _with_measured_micro_batch(components, config, world, source)
+    is_measured = config.batch.is_open and world.device.type != "meta"
+    return _with_measured_micro_batch(components, config, world, source) if is_measured else components
 
 
 def _prepare_model(
@@ -145,11 +144,7 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     """Build the components of evaluation on this rank: no training data, no optimizer. Collective.
 
     The strategy serves where it cuts the model among the ranks, which may be too large for one; else the model is whole.
-
-    Args:
-        config: of a run that has begun, without `auto`s.
-        answers: the values of these, by their keys.
-        meaning: of the numbers of the run's data, to its model; {}: not known.
+    The run has begun: `answers` has the values of its `auto`s, `meaning` that of its data's numbers to its model ({}: not known).
 
     Raises UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
     """

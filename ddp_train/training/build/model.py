@@ -69,7 +69,8 @@ def build_model_and_objective(
         objective = objective.to(world.device)
     objective = as_objective(objective)
     if isinstance(objective, SupportsBindModel):
-        if not (has_values(model) or world.device.type == "meta" or constants_of(objective, ObjectiveConstants).binds_without_values):
+        lacks_values = world.device.type != "meta" and any(tensor.is_meta for tensor in _tensors_of(model))
+        if lacks_values and not constants_of(objective, ObjectiveConstants).binds_without_values:
             streams = random_state(_HOST)
             model = build_model(config, world, answers)
             set_random_state(streams, _HOST)
@@ -157,11 +158,6 @@ def _from_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_met
 
 def _plain_path(name: str) -> str:
     return plain_name(f"{name}.").rstrip(".")
-
-
-def has_values(model: nn.Module) -> bool:
-    """Tell whether no parameter or buffer of a model is on the meta device."""
-    return not any(tensor.is_meta for tensor in _tensors_of(model))
 
 
 def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
