@@ -119,7 +119,7 @@ class ArchivedRun:
 
     @cached_property
     def data_identity(self) -> dict[str, Any]:
-        """What the newest checkpoint says of the data, flat: its order, its sizes and hashes, what its numbers mean; {}: there is none."""
+        """The identity of the data in the newest checkpoint, flat: order, sizes and hashes, meaning of the numbers; {}: there is none."""
         try:  # a file of tensors begins with the length of its head, and the head has the place of the plain state
             with (self.checkpoints[-1].path / rank_file(0)).open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
@@ -184,14 +184,14 @@ class ArchivedRun:
         return [(step, float(value) if isinstance(value, (int, float)) else None) for step, value in points]
 
     def compare(self, *others: ArchivedRun) -> Comparison:
-        """Compare this run with others: what differs in configuration, code, data, environment and results."""
+        """Compare this run with others in configuration, code, data, environment and results."""
         from ddp_train.archive.compare import compare
 
         return compare([self, *others])
 
     @property
     def problems(self) -> list[str]:
-        """What is damaged or missing in the folder, a line for each file."""
+        """The damaged and missing files of the folder, a line for each."""
         _ = self.config, self.environment, self.result, self.notes
         return [f"{file} {why}" for file, why in self._damaged.items()]
 
@@ -234,7 +234,7 @@ class ArchivedRun:
 
 
 def live_status(run_folder: RunFolder, recorded: str, *, in_sweep: str | None) -> str:
-    """Return the status of a run whose files say `recorded`; `in_sweep` is what the process says that works in the run's sweep now."""
+    """Return the status of a run; `recorded`: by its files; `in_sweep`: by the process that works in the run's sweep now."""
     if is_held(run_folder.root):
         return Status.RUNNING
     if in_sweep in (Status.QUEUED, Status.RUNNING):

@@ -104,7 +104,7 @@ def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:
 def carry_out(found: Sequence[Removal]) -> list[str]:
     """Remove it, each run while its folder and its sweep's are held; a sweep forgets the jobs that are gone.
 
-    Return what could not be removed, and why.
+    Return the paths that could not be removed, and why.
     """
     failed = list[str]()
     for removal in found:

@@ -1,4 +1,4 @@
-"""What differs between runs: configuration, code, data, environment and results, with the origin of each configured value."""
+"""Differences of runs in configuration, code, data, environment and results, with the origin of each configured value."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def find(root: Path) -> Iterator[_Found]:
 
 
 def _stamp(folder: str, entries: Mapping[str, os.DirEntry[str]]) -> str:
-    """Return a text that changes with what is in a run folder."""
+    """Return a text that changes with the content of a run folder."""
     parts = [_VERSION, folder]
     for name in sorted(entries):
         with suppress(OSError):  # a link to nothing, or removed just now

@@ -1,4 +1,4 @@
-"""A run once more: what differs here, its code put back into a folder, and whether the losses are the same."""
+"""Reproduction of a run: the differences of this machine, its code put back into a folder, and a comparison of the losses."""
 
 import platform
 import re
@@ -53,7 +53,7 @@ def this_machine() -> ArchivedRun:
 
 
 def differences(run: ArchivedRun, other: ArchivedRun) -> list[str]:
-    """Name what differs between the environments of two runs; what one of them does not say is not compared."""
+    """Name the differences of the environments of two runs; facts that one of them lacks are not compared."""
     old, new = environment_facts(run), environment_facts(other)
     lines = [f"device: {device} is absent" for device in old["devices"] if device not in new["devices"]]
     for name in sorted({*old, *new} - {*_ELSEWHERE, "devices"}):

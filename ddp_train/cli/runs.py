@@ -1,4 +1,4 @@
-"""`ddp-train runs`: list, show, compare, tag and clean what runs have left. Starts nothing."""
+"""`ddp-train runs`: list, show, compare, tag and clean finished and running runs. Starts nothing."""
 
 import json
 import shutil

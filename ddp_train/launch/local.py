@@ -45,7 +45,6 @@ class LocalSlot:
         self._agent: Child | None = None  # of the job at hand
 
     def start(self, job: Job) -> None:
-        """Begin a job."""
         environment = _environment(job, slots=self._slots)
         if self._slots > 1 and devices.resolve_device(job.config.cluster.device) == "cuda":
             first = self._number * (len(gpus := devices.gpus()) // self._slots)  # each slot has as many

@@ -64,7 +64,7 @@ class Result:
         return (self.metrics or {}).get("last", {})
 
     def write(self, path: Path) -> None:
-        """Write result.json. Of `_OPTIONAL` what is None or False is left out."""
+        """Write result.json, without the fields in `_OPTIONAL` that are None or False."""
         write_json(path, {name: value for name, value in vars(self).items() if name not in _OPTIONAL or value not in (None, False)})
 
     @classmethod

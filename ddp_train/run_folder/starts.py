@@ -116,13 +116,13 @@ def fail_attempt(run_folder: RunFolder) -> NoProgress | None:
 
 
 def close_before_start(run_folder: RunFolder) -> NoProgress | None:
-    """Record that an attempt of ranks has failed whose end no process has recorded; return why no other one may begin, if so."""
+    """Record the failure of an attempt of ranks whose end no process has recorded; return why no other one may begin, if so."""
     has_begun = _load(run_folder).open in (_CountedBy.RANKS, _CountedBy.RANKS_OF_ENGINE)  # an engine counts what is about to begin
     return _close(run_folder) if has_begun else None
 
 
 def close_before_requeue(run_folder: RunFolder) -> NoProgress | None:
-    """Record that any attempt has failed whose end no process has recorded, before an engine starts the machines once more."""
+    """Record the failure of any attempt whose end no process has recorded, before an engine starts the machines once more."""
     return _close(run_folder)
 
 

@@ -114,7 +114,7 @@ def _is_saved(run_folder: RunFolder, result: Result) -> bool:
 def exit_code_after_agent(run_folder: RunFolder, agent_code: int, *, before: Result | None) -> int:
     """Return the exit code of a command whose agent has ended, and write result.json if no process was left to do so.
 
-    `agent_code` says how its agent ended (130 and 143 after a stop signal), `before` is what result.json held when the run began.
+    `agent_code` is the exit code of the agent (130 and 143 after a stop signal), `before` the content of result.json when the run began.
     """
     result = run_folder.read_result()
     status = {INTERRUPTED: Status.INTERRUPTED, TERMINATED: Status.PREEMPTED}.get(agent_code, Status.FAILED)

@@ -70,17 +70,14 @@ class Foot:
         with suppress(OSError):  # the terminal was closed
             height = os.get_terminal_size(self._descriptor).lines
             size = min(self._lines, height // 3)
-            text = "" if height == self._height else _FREE * bool(self._height) + _made(height, size)
+            # The lines above the foot scroll, and the cursor is in them.
+            room = "\n" * size + f"\x1b[{size}A\x1b7\x1b[1;{height - size}r\x1b8" if size else ""
+            text = "" if height == self._height else _FREE * bool(self._height) + room
             self._height = height
             rows = enumerate(islice(chain(texts, repeat("")), size), height - size + 1)
             text += "\x1b7\x1b[?7l" + "".join(f"\x1b[{row};1H\x1b[2K{line}" for row, line in rows) + "\x1b[?7h\x1b8"
             if Foot.newest is self:
                 os.write(self._descriptor, redact(text).encode(errors="replace"))
-
-
-def _made(height: int, size: int) -> str:
-    """Return the escape codes that make room for a foot: the lines above it scroll, and the cursor is in them."""
-    return "\n" * size + f"\x1b[{size}A\x1b7\x1b[1;{height - size}r\x1b8" if size else ""
 
 
 def free_foot(descriptor: int) -> None:

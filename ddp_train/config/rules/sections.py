@@ -20,6 +20,7 @@ from ddp_train.traits import CallbackConstants, StrategyConstants
 
 _OURS = "ddp-train cluster=machines"
 _BY_HAND = f"{_OURS} cluster.nodes=MACHINES cluster.rendezvous_endpoint=FIRST_MACHINE:29400"
+# The number of copies | a second variable, where the number proves nothing | what they say | what was meant
 _SIGNS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun has started {} of this command", f"srun --ntasks-per-node=1 {_OURS} ..."),
     ("OMPI_COMM_WORLD_SIZE", "", "mpirun has started {} of this command", f"mpirun --map-by ppr:1:node {_BY_HAND} ..."),
@@ -180,9 +181,6 @@ def check_compile(config: PartialConfig) -> Iterator[ConfigError]:
         happened = f"is {mode}, and compile.backend is {backend}"
         expected = "default: the other modes are inductor's"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix="compile=default, or compile.backend=inductor")
-
-
-# The number of copies | a second variable, where the number proves nothing | what they say | what was meant
 
 
 def check_machines(config: PartialConfig) -> Iterator[ConfigError]:
