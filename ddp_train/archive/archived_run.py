@@ -25,7 +25,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Headline, Result, Status
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.files import json_lines
-from ddp_train.system.folder_lock import is_held
+from ddp_train.system.folder_lock import is_locked
 
 if TYPE_CHECKING:
     from ddp_train.archive.compare import Comparison
@@ -235,7 +235,7 @@ class ArchivedRun:
 
 def live_status(run_folder: RunFolder, recorded: str, *, in_sweep: str | None) -> str:
     """Return the status of a run; `recorded`: by its files; `in_sweep`: by the process that works in the run's sweep now."""
-    if is_held(run_folder.root):
+    if is_locked(run_folder.root):
         return Status.RUNNING
     if in_sweep in (Status.QUEUED, Status.RUNNING):
         return in_sweep
@@ -249,7 +249,7 @@ def live_status(run_folder: RunFolder, recorded: str, *, in_sweep: str | None) -
 def sweep_statuses(sweep: Path) -> dict[Path, str]:
     """Return the status of each job of a sweep that a process works in now, by its folder; {}: none does."""
     with suppress(ConfigError):  # a damaged sweep.json
-        return {sweep / job.folder: job.status for job in Sweep.load(sweep).jobs} if is_held(sweep) else {}
+        return {sweep / job.folder: job.status for job in Sweep.load(sweep).jobs} if is_locked(sweep) else {}
     return {}
 
 

@@ -55,7 +55,7 @@ def removals(index: Index, *, where: str, rules: Sequence[str], only_checkpoints
     """Return the removable parts of an index's runs: of none that a rule keeps, that waits or runs, or that may be no run."""
     keep, found = kept(index, rules), []
     ended = [row for row in index.rows(where=where) if row["status"] not in (Status.QUEUED, Status.RUNNING)]
-    rows = [row for row in ended if row["folder"] not in keep and not (row["sweep"] and folder_lock.is_held(Path(row["sweep"])))]
+    rows = [row for row in ended if row["folder"] not in keep and not (row["sweep"] and folder_lock.is_locked(Path(row["sweep"])))]
     runs = {run: row for row in rows if _is_run_alone(run := Path(row["folder"]), index.roots)}
     users = _users(runs, index.roots)
     for run, row in runs.items():
@@ -102,7 +102,7 @@ def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:
 
 
 def carry_out(found: Sequence[Removal]) -> list[str]:
-    """Remove it, each run while its folder and its sweep's are held; a sweep forgets the jobs that are gone.
+    """Remove it, each run while its folder and its sweep's are locked; a sweep forgets the jobs that are gone.
 
     Return the paths that could not be removed, and why.
     """
@@ -111,14 +111,14 @@ def carry_out(found: Sequence[Removal]) -> list[str]:
         aside = removal.path.with_name(f"{removal.path.name}.removed")
         try:
             if removal.sweep is not None:
-                folder_lock.hold(removal.sweep, key="RUN")
+                folder_lock.lock(removal.sweep, key="RUN")
             require_ended(removal.run)
-            folder_lock.hold(removal.run, key="RUN")  # a command that starts it just now is refused, or this one is
+            folder_lock.lock(removal.run, key="RUN")  # a command that starts it just now is refused, or this one is
             removal.path.rename(aside)  # no evaluation begins in it from here on
             try:
                 for evaluation in (*removal.run.glob("evaluations/*"), *aside.glob("evaluations/*")):
                     require_ended(evaluation)
-                    folder_lock.hold(evaluation, key="RUN")
+                    folder_lock.lock(evaluation, key="RUN")
             except BaseException:
                 aside.rename(removal.path)
                 raise

@@ -19,7 +19,7 @@ from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.sweep import sweep_of
 from ddp_train.run_folder.verdict import mark_cancelled
-from ddp_train.system.folder_lock import holder_of, is_held, is_here
+from ddp_train.system.folder_lock import holder_of, is_here, is_locked
 
 USAGE = """ddp-train cancel RUN [--at-once]
 
@@ -41,7 +41,7 @@ def cancel(arguments: list[str], runner: JobRunner) -> int:
         print(f"{quoted} is done: there is nothing to cancel")
         return DONE
     sweep = None if is_sweep(path) else sweep_of(path)
-    if sweep is not None and is_held(sweep) and Submission.read(RunFolder(path)) is None:  # it would start the job again
+    if sweep is not None and is_locked(sweep) and Submission.read(RunFolder(path)) is None:  # it would start the job again
         raise ConfigError(happened=f"{path} is a job of a sweep that is running", fix=f"ddp-train cancel {shlex.quote(str(sweep))}")
     candidates = {run_folder.root: _work_of(run_folder) for run_folder in runs}  # before anything is marked: it may run elsewhere
     candidates |= {path: _local_process(path)} if is_sweep(path) else {}
@@ -72,9 +72,9 @@ def _work_of(run_folder: RunFolder) -> _Work | None:
 
 
 def _local_process(folder: Path) -> _Work | None:
-    """Return the process that holds a folder; None when it is not held. EnvironmentRefuses: it runs on another machine."""
+    """Return the process that has locked a folder; None: none has. EnvironmentRefuses: it runs on another machine."""
     holder = holder_of(folder)
-    if holder is None or not is_held(folder):
+    if holder is None or not is_locked(folder):
         return None
     if not is_here(holder):
         happened = f"the process of {folder} runs on {holder.host} (pid {holder.pid})"
@@ -86,7 +86,7 @@ def _local_process(folder: Path) -> _Work | None:
             with suppress(ProcessLookupError):
                 os.kill(holder.pid, signal.SIGQUIT if at_once else once.pop())
 
-    return _Work(stop, lambda: not is_held(folder))
+    return _Work(stop, lambda: not is_locked(folder))
 
 
 def _mark_and_stop(runs: Sequence[RunFolder], works: Mapping[Path, _Work], *, at_once: bool) -> None:

@@ -87,7 +87,7 @@ class HydraSession:
         if (code := self._runner.meet_machines(checked, run=typed_run_folder(composed))) is not None:
             return code
         location = location_of(composed, checked)
-        folder = location.take_for_run(checked)
+        folder = location.claim_for_run(checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
             composed.hydra.run.dir = str(folder)
             if location.is_continued:
@@ -121,7 +121,7 @@ class HydraSession:
             raise ConfigErrors(errors)  # before anything is claimed
         if (code := machines.take_part_in_sweep(cluster, self._words)) is not None:
             return code
-        folder = location_of_sweep(composed).take_for_sweep()
+        folder = location_of_sweep(composed).claim_for_sweep()
         fix_sweep_folder(composed, folder)
         sweeper.prepare_optuna(composed, folder)
         return None

@@ -23,7 +23,7 @@ from ddp_train.run_folder.claim import claim_new, claim_typed
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
 from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
-from ddp_train.system.folder_lock import hold
+from ddp_train.system.folder_lock import lock
 from ddp_train.system.process_env import is_torchrun_worker
 
 _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second command when the first is done"
@@ -37,23 +37,23 @@ class Location(NamedTuple):
     is_new: bool  # it was not typed: it is made, under another name where it exists
     is_continued: bool  # there is a run or a sweep in it, which goes on
 
-    def take_for_run(self, checked: RunConfig) -> Path:
-        """Claim the folder for a run, or hold that of the run which goes on; return which one it is."""
+    def claim_for_run(self, checked: RunConfig) -> Path:
+        """Claim the folder for a run, or lock that of the run which goes on; return which one it is."""
         if not self.is_continued:
             return self._claim()
-        take_over(self.folder, key=self.key)
+        lock_run(self.folder, key=self.key)
         self.require_same(checked)
         RunFolder(self.folder).archive_failure()
         if not is_torchrun_worker():
             RunFolder(self.folder).cancelled.unlink(missing_ok=True)
         return self.folder
 
-    def take_for_sweep(self) -> Path:
-        """Claim the folder for a sweep, or hold that of the sweep which goes on; return which one it is."""
+    def claim_for_sweep(self) -> Path:
+        """Claim the folder for a sweep, or lock that of the sweep which goes on; return which one it is."""
         if not self.is_continued:
             return self._claim()
         self._require_trust()
-        hold(self.folder, key=self.key)
+        lock(self.folder, key=self.key)
         return self.folder
 
     def require_same(self, checked: RunConfig) -> None:
@@ -71,8 +71,8 @@ class Location(NamedTuple):
         return claim_new(self.folder) if self.is_new else claim_typed(self.folder, key=self.key)
 
 
-def take_over(folder: Path, *, key: str, within_s: float = 0.0) -> None:
-    """Hold the folder of a run that goes on; for a sweep's job that of the sweep, which may start the job at any time.
+def lock_run(folder: Path, *, key: str, within_s: float = 0.0) -> None:
+    """Lock the folder of a run that goes on; for a sweep's job that of the sweep, which may start the job at any time.
 
     `within_s`: how long to wait for a process that is just ending. Raises ConfigError: another process or an engine has the run.
     """
@@ -82,7 +82,7 @@ def take_over(folder: Path, *, key: str, within_s: float = 0.0) -> None:
         require_ended(folder)
     from ddp_train.run_folder.sweep import sweep_of
 
-    hold(sweep_of(folder) or folder, key=key, within_s=within_s)
+    lock(sweep_of(folder) or folder, key=key, within_s=within_s)
 
 
 def location_of(composed: DictConfig, checked: RunConfig) -> Location:

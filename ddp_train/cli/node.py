@@ -23,7 +23,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import close_before_start
 from ddp_train.run_folder.sweep import update_table
-from ddp_train.system.folder_lock import hold
+from ddp_train.system.folder_lock import lock
 
 USAGE = """ddp-train node SPEC [--index=N] [--launch=WORD] [--meeting=HOST:PORT]
 
@@ -107,7 +107,7 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
     deadline = time.monotonic() + _UNLOCKED_WITHIN_S
     while True:
         try:
-            hold(run_folder.root, key="RUN")
+            lock(run_folder.root, key="RUN")
             break
         except ConfigError:
             if signals.early_stops:  # a batch system does not wait

@@ -36,7 +36,7 @@ from ddp_train.run_folder.sweep import Sweep
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.sweep.sweeper import planned_overrides
 from ddp_train.system import devices, process_env
-from ddp_train.system.folder_lock import is_held
+from ddp_train.system.folder_lock import is_locked
 
 USAGE = """ddp-train plan key=value group=option ... [-m] [--json]
 
@@ -106,7 +106,7 @@ def _plan_sweep(screen: Screen, loader: Any, base: DictConfig, words: list[str],
 def _require_free(location: Location) -> None:
     """Refuse a typed folder in which another run works, or in which something lies that is not continued."""
     folder, key, is_new, is_continued = location
-    if not is_new and folder.is_dir() and is_held(folder):
+    if not is_new and folder.is_dir() and is_locked(folder):
         raise ConfigError(key=key, happened=f"another run is working in {folder}", expected="a separate folder for each run and sweep")
     if not is_new and not is_continued and folder.exists():
         require_empty(folder, key=key)

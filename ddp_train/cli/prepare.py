@@ -12,7 +12,7 @@ from ddp_train.data.tokens.token_shards import INDEX, TokenIndex
 from ddp_train.data.tokens.token_writer import TokenWriter, make_tokenizer
 from ddp_train.errors import DONE, ConfigError, DataError, plural
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.system.folder_lock import hold
+from ddp_train.system.folder_lock import lock
 
 _WEIGHTS = """ddp-train prepare weights FOLDER to=FILE.safetensors --unpickle
 
@@ -55,7 +55,7 @@ def _prepare_tokens(arguments: Sequence[str]) -> None:
     folder, tokenizer = Path(options["to"]).expanduser(), make_tokenizer(options.get("tokenizer", "byte"))
     corpus = Corpus(files, tokenizer, val_fraction=_fraction(options.get("val_fraction", "0.01")))
     folder.mkdir(parents=True, exist_ok=True)
-    hold(folder, key="to")
+    lock(folder, key="to")
     if (folder / INDEX).exists():
         happened, expected = f"{folder} has an {INDEX} already", "a folder without one; nothing is written over"
         raise ConfigError(key="to", happened=happened, expected=expected, fix="another folder, or delete that one")

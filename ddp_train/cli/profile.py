@@ -10,7 +10,7 @@ from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import ProfileRequest, RunFolder
 from ddp_train.run_folder.sweep import sweep_of
-from ddp_train.system.folder_lock import is_held
+from ddp_train.system.folder_lock import is_locked
 
 USAGE = """ddp-train profile RUN [--kind=trace|memory] [--steps=N] [--ranks=0,1]
 
@@ -55,6 +55,6 @@ def _require_going_on(run_folder: RunFolder) -> None:
     if run_folder.is_completed():
         happened = f"{shown} is done: no step is left to record"
         raise ConfigError(happened=happened, expected="a run in progress", fix="ddp-train ... profile=trace records in a new run")
-    if not may_go_on(run_folder) and not (sweep is not None and is_held(sweep)):
+    if not may_go_on(run_folder) and not (sweep is not None and is_locked(sweep)):
         happened = f"no process is training in {shown}"
         raise ConfigError(happened=happened, expected="a run in progress", fix=f"ddp-train resume {shlex.quote(shown)} profile.kind=trace")

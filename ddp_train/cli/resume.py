@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose_and_run
-from ddp_train.cli.location import take_over
+from ddp_train.cli.location import lock_run
 from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, parse_words, refuse_without_effect, require_more, run_of
 from ddp_train.config.cluster import ENGINES
 from ddp_train.config.saved import config_text
@@ -19,7 +19,7 @@ from ddp_train.run_folder.claim import give_up_claims
 from ddp_train.run_folder.paths import is_sweep
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.sweep.hydra_jobs import Multirun
-from ddp_train.system.folder_lock import hold
+from ddp_train.system.folder_lock import lock
 from ddp_train.system.process_env import is_torchrun_worker
 
 USAGE = """ddp-train resume RUN [key=value ...] [~callbacks.X ...]
@@ -48,7 +48,7 @@ def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = 
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
         if (code := runner.meet_machines(config, run=checkpoint or str(folder.absolute()))) is not None:
             return code
-    take_over(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
+    lock_run(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
     if isinstance(job.work, Evaluation) and job.run_folder.is_completed():
         fix = f"ddp-train {'predict' if job.work.predicts else 'evaluate'} {shlex.quote(job.work.checkpoint)}"
@@ -78,7 +78,7 @@ def _resume_sweep(folder: Path, overrides: list[str], runner: JobRunner, *, is_r
         cluster = frozen_job(configs[0], overrides, sweep=folder).config.cluster
         if (code := machines.take_part_in_sweep(cluster, sys.argv[1:])) is not None:
             return code
-    hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
+    lock(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
         give_up_claims()  # `compose` locks it again
         return compose_and_run([*sweep.command, *overrides, f"hydra.sweep.dir={folder}"], runner)

@@ -23,7 +23,7 @@ from ddp_train.run_folder.starts import close_before_requeue, count_attempt
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.run_folder.times import describe_goodput, read_goodput
 from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
-from ddp_train.system.folder_lock import holder_of, is_held
+from ddp_train.system.folder_lock import holder_of, is_locked
 
 USAGE = """ddp-train status RUN [--json]
 
@@ -95,7 +95,7 @@ def state_of(run_folder: RunFolder) -> str:
     id = submission.id if submission is not None else ""
     if isinstance(submitted, State) and submitted.stage is not Stage.ENDED:
         return f"{submitted}, job {id}"
-    if is_held(run_folder.root):
+    if is_locked(run_folder.root):
         return f"running ({holder_of(run_folder.root) or 'by an unknown process'})"
     if isinstance(submitted, str):
         return f"not known whether it runs; {verdict}\n  {submitted}"
@@ -149,7 +149,7 @@ def show_logs(arguments: list[str], runner: JobRunner) -> int:
 def may_go_on(run_folder: RunFolder) -> bool:
     """Tell whether a process or an engine works on a run, as far as it is known."""
     state = submitted_state(run_folder)
-    return isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED) or is_held(run_folder.root)
+    return isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED) or is_locked(run_folder.root)
 
 
 def show_verdict(arguments: list[str], runner: JobRunner) -> int:

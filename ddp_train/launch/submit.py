@@ -42,7 +42,7 @@ def submit_job(job: Job) -> int:
             happened = f"job {', '.join(before)} is not done, and allocation {allocation.id} would wait idle"
             fix = f"`ddp-train ... && {run_folder.resume_command()}`"
             raise ConfigError(key="after", happened=happened, expected="runs that are done", fix=fix)
-        unlock_all()  # the machines of the job take the folder
+        unlock_all()  # a machine of the job locks the folder
         if allocation is not None:
             spec.write()
             return allocation.run(spec)

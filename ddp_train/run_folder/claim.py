@@ -19,7 +19,7 @@ def claim_new(wanted: Path) -> Path:
             _make(folder)
         except FileExistsError:
             continue
-        folder_lock.hold(folder, key="hydra.run.dir")
+        folder_lock.lock(folder, key="hydra.run.dir")
         return folder
     raise ConfigError(key="hydra.run.dir", happened=f"{wanted} and 9,999 numbered folders after it exist", fix="choose another name")
 
@@ -29,7 +29,7 @@ def claim_typed(folder: Path, *, key: str) -> Path:
     with contextlib.suppress(FileExistsError):
         _make(folder)
     if folder.is_dir():
-        folder_lock.hold(folder, key=key)
+        folder_lock.lock(folder, key=key)
     require_empty(folder, key=key)
     return folder
 
@@ -43,7 +43,7 @@ def require_empty(folder: Path, *, key: str) -> None:
 
 
 def give_up_claims() -> None:
-    """Unlock every folder that this process holds, and remove those that it made and that are still unused."""
+    """Unlock every folder that this process has locked, and remove those that it made and that are still unused."""
     folder_lock.unlock_all()
     while _made_folders:
         folder = _made_folders.pop()
@@ -53,7 +53,7 @@ def give_up_claims() -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove the content of a folder that this process holds. `give_up_claims` then removes the folder if this process made it."""
+    """Remove the content of a folder that this process has locked. `give_up_claims` then removes the folder if this process made it."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

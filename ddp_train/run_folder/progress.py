@@ -13,7 +13,7 @@ from ddp_train.run_folder.paths import RunFolder, step_folders
 from ddp_train.run_folder.times import newest_shares
 from ddp_train.run_folder.verdict import Outcome, Verdict
 from ddp_train.system.files import json_lines, write_json
-from ddp_train.system.folder_lock import is_held
+from ddp_train.system.folder_lock import is_locked
 
 _TAIL_BYTES = 20_000  # of metrics.jsonl
 _NOTE_EVERY_S = 1.0
@@ -73,7 +73,7 @@ def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
     """Describe in a few words the progress of a run with this verdict."""
     if verdict.outcome is Outcome.DONE:
         return "done"
-    if is_held(run_folder.root):
+    if is_locked(run_folder.root):
         record = newest_record(run_folder)
         return f"running, step {record['step']}" if record else "running"
     if run_folder.submitted.exists() and run_folder.read_result() is None:

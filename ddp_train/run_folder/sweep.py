@@ -20,7 +20,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.run_folder.paths import SWEEP_FILE, RunFolder, is_sweep
 from ddp_train.run_folder.result import Headline, Result, Status
 from ddp_train.system.files import write_atomic, write_json
-from ddp_train.system.folder_lock import is_held
+from ddp_train.system.folder_lock import is_locked
 
 RATES = ("tokens_per_s", "mfu")
 REPEATS = ("seed", "fold")  # the last words of keys that only repeat a job, with the same settings
@@ -140,7 +140,7 @@ def update_table(run: Path, status: Status | None = None) -> None:
     """
     with suppress(ConfigError, OSError):  # the table is for people: no job fails by it
         root = sweep_of(run)
-        while root is not None and not is_held(root):
+        while root is not None and not is_locked(root):
             sweep = Sweep.load(root)
             table = sweep._csv()
             for job in sweep.jobs:

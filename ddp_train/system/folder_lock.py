@@ -55,36 +55,36 @@ class Holder:
 
 
 @dataclass
-class _Held:
+class _Locked:
     folder: Path
     descriptor: int
     owner: int  # the process that took it; its forks and its agents have copies of the descriptor
     lease: subprocess.Popen[bytes] | None  # where other machines may see the folder
 
 
-_held: list[_Held] = []
+_locked: list[_Locked] = []
 
 
-def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
+def lock(folder: Path, *, key: str, within_s: float = 0.0) -> None:
     """Lock a folder for this process and its agents, which inherit the descriptor, until the last of them ends.
 
     `within_s`: how long to wait for a run that is just ending.
-    Raises ConfigError: another run holds it; the message says who.
+    Raises ConfigError: another run has locked it; the message says who.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself is locked: no file that could be left behind
-    if not wait_until(lambda: _lock(descriptor, folder) and not _is_leased(folder), within_s=within_s, every_s=0.1):
+    if not wait_until(lambda: _try_lock(descriptor, folder) and not _is_leased(folder), within_s=within_s, every_s=0.1):
         os.close(descriptor)
         holder = holder_of(folder)
         lease = "" if holder is None or is_here(holder) else f", or {_STALE_AFTER * REFRESH_S:.0f} s when that machine is gone"
         happened = f"another run is working in {folder}" + (f" ({holder})" if holder else "")
         raise ConfigError(key=key, happened=happened, expected="one run per folder", fix=f"wait for it{lease}, or choose another folder")
-    with contextlib.suppress(OSError, AttributeError):  # no such locks, or a Python without them: `is_held` goes by the holder's file
+    with contextlib.suppress(OSError, AttributeError):  # no such locks, or a Python without them: `is_locked` goes by the holder's file
         _record_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
     _write(folder)
-    _held.append(_Held(folder, descriptor, os.getpid(), _lease(folder / HOLDER) if is_shared(folder) else None))
+    _locked.append(_Locked(folder, descriptor, os.getpid(), _lease(folder / HOLDER) if is_shared(folder) else None))
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Tell whether a process works in a folder, without locking it for a moment: a run that starts just then must not find it locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -99,7 +99,7 @@ def is_held(folder: Path) -> bool:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Return the holder that a folder names; `is_held` tells whether it still works there."""
+    """Return the holder that a folder names; `is_locked` tells whether it still works there."""
     try:
         return Holder(**json.loads((folder / HOLDER).read_text()))
     except (OSError, ValueError, TypeError):
@@ -113,15 +113,15 @@ def is_here(holder: Holder) -> bool:
 
 def descriptors() -> list[int]:
     """Return the descriptors that an agent inherits: locked folders and the pipes of leases; both last while any process has them open."""
-    leases = [held.lease.stdin.fileno() for held in _held if held.lease is not None and held.lease.stdin is not None]
-    return [*(held.descriptor for held in _held), *leases]
+    leases = [locked.lease.stdin.fileno() for locked in _locked if locked.lease is not None and locked.lease.stdin is not None]
+    return [*(locked.descriptor for locked in _locked), *leases]
 
 
 def unlock_all() -> None:
-    """Unlock every folder that this process holds. A forked process closes its copies alone."""
-    while _held:
-        held = _held.pop()
-        is_owner, lease = held.owner == os.getpid(), held.lease
+    """Unlock every folder that this process has locked. A forked process closes its copies alone."""
+    while _locked:
+        locked = _locked.pop()
+        is_owner, lease = locked.owner == os.getpid(), locked.lease
         if lease is not None and lease.stdin is not None:
             lease.stdin.close()
             if is_owner:
@@ -131,11 +131,11 @@ def unlock_all() -> None:
                 lease.returncode = 0  # the owner's child, which this process cannot wait for
         if is_owner:
             with contextlib.suppress(OSError):
-                (held.folder / HOLDER).unlink()
-        os.close(held.descriptor)
+                (locked.folder / HOLDER).unlink()
+        os.close(locked.descriptor)
 
 
-def _lock(descriptor: int, folder: Path) -> bool:
+def _try_lock(descriptor: int, folder: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -22,7 +22,7 @@ from ddp_train.errors import ConfigError, DataError, EnvironmentRefuses, UserErr
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_atomic, write_json
-from ddp_train.system.folder_lock import is_held
+from ddp_train.system.folder_lock import is_locked
 from ddp_train.system.redaction import reference, references
 
 _HELD_WITHIN_S = 300.0  # of its submission: a run that is being started over SSH holds its folder by then
@@ -145,7 +145,7 @@ class Submission:
     def state(self, run_folder: RunFolder) -> State:
         """Return the state of the run at the engine; where that cannot tell from this machine, the folder's lock does."""
         state = engine_of(self.engine).state(self.id)
-        if state.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_held(run_folder.root):
+        if state.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_locked(run_folder.root):
             return state
         return replace(state, stage=Stage.ENDED, why="no process holds its folder")
 

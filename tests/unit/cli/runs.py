@@ -15,9 +15,9 @@ from tests.unit.parts import checked
 HOLDS = """
 import signal, sys, time
 from pathlib import Path
-from ddp_train.system.folder_lock import hold
+from ddp_train.system.folder_lock import lock
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-hold(Path(sys.argv[1]), key="k")
+lock(Path(sys.argv[1]), key="k")
 time.sleep(60)
 """
 

@@ -47,7 +47,7 @@ def test_a_folder_that_nobody_typed_is_new_and_gets_another_name_where_it_exists
     found = location("hydra.run.dir=typed")
     assert found == Location(folder=here / "typed", key="hydra.run.dir", is_new=False, is_continued=False)
     new = Location(folder=here / "new", key="hydra.run.dir", is_new=True, is_continued=False)
-    assert [new.take_for_sweep().name, new.take_for_sweep().name] == ["new", "new_1"]
+    assert [new.claim_for_sweep().name, new.claim_for_sweep().name] == ["new", "new_1"]
     assert location().is_new
 
 
@@ -57,13 +57,13 @@ def test_a_typed_folder_with_a_run_goes_on_and_only_under_its_own_configuration(
     (here / "typed").mkdir()
     (here / "typed/config.yaml").write_text(checked.yaml())
     found = location("hydra.run.dir=typed", "seed=3")
-    assert found.is_continued and found.take_for_run(checked) == here / "typed"
+    assert found.is_continued and found.claim_for_run(checked) == here / "typed"
     give_up_claims()  # as at the end of the command
     with pytest.raises(ConfigError, match="has a different configuration"):
         found.require_same(check_composed(other := composed_of("seed=4"), other.hydra))
     assert not location("hydra.run.dir=typed", "resume=never").is_continued
     with pytest.raises(UserError, match=r"hydra\.run\.dir"):
-        location("hydra.run.dir=typed", "resume=never").take_for_run(checked)
+        location("hydra.run.dir=typed", "resume=never").claim_for_run(checked)
 
 
 def test_a_job_of_a_sweep_goes_on_when_the_sweep_works_no_more(here: Path) -> None:
@@ -76,9 +76,9 @@ def test_a_job_of_a_sweep_goes_on_when_the_sweep_works_no_more(here: Path) -> No
     descriptor = os.open(here / "sweep", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(ConfigError, match="another run is working in"):
-        location("hydra.run.dir=sweep/0").take_for_run(checked)
+        location("hydra.run.dir=sweep/0").claim_for_run(checked)
     os.close(descriptor)
-    assert location("hydra.run.dir=sweep/0").take_for_run(checked) == here / "sweep/0"
+    assert location("hydra.run.dir=sweep/0").claim_for_run(checked) == here / "sweep/0"
 
 
 def test_no_value_of_a_pattern_leads_out_of_the_folder_before_it() -> None:

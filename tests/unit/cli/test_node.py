@@ -20,7 +20,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_json
-from ddp_train.system.folder_lock import hold, unlock_all
+from ddp_train.system.folder_lock import lock, unlock_all
 from tests.fake_runner import FakeRunner
 from tests.unit.parts import checked
 
@@ -77,7 +77,7 @@ def test_a_run_that_is_completed_stays_so(spec: Spec) -> None:
 
 
 def test_nothing_is_written_into_a_folder_that_another_run_holds(spec: Spec) -> None:
-    hold(spec.job.run_folder.root, key="")
+    lock(spec.job.run_folder.root, key="")
     with pytest.raises(ConfigError, match="another run is working"):
         node(spec, *FIRST)
     assert report(spec) is None and spec.job.run_folder.read_result() is None
@@ -85,7 +85,7 @@ def test_nothing_is_written_into_a_folder_that_another_run_holds(spec: Spec) -> 
 
 def test_a_stop_while_the_folder_is_waited_for_is_no_failure(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "early_stops", [signal.SIGUSR1])
-    hold(spec.job.run_folder.root, key="")
+    lock(spec.job.run_folder.root, key="")
     assert node(spec, *FIRST) == DONE
     assert report(spec) is None and spec.job.run_folder.read_result() is None
 

@@ -53,7 +53,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @contextmanager
 def working_in(folder: Path) -> Iterator[None]:
     """Let another process hold a folder while the block runs."""
-    program = f"import sys; from pathlib import Path; from ddp_train.system.folder_lock import hold; hold(Path({str(folder)!r}), key='')"
+    program = f"import sys; from pathlib import Path; from ddp_train.system.folder_lock import lock; lock(Path({str(folder)!r}), key='')"
     with subprocess.Popen(
         [sys.executable, "-c", f"{program}; print(flush=True); sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -39,7 +39,7 @@ def test_watching_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     whole = (run / "metrics.jsonl").read_text()
     write_lines(run / "metrics.jsonl", [])
     monkeypatch.setattr(module, "_EVERY_S", 0.05)
-    folder_lock.hold(run, key="RUN")
+    folder_lock.lock(run, key="RUN")
     watching = threading.Thread(target=report, args=([str(run), "--watch"], RUNNER))
     watching.start()
     while not (run / "report.html").exists():

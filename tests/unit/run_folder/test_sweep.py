@@ -12,7 +12,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.sweep import Sweep, SweepJob, update_table
 from ddp_train.sweep.table import show
-from ddp_train.system.folder_lock import hold, unlock_all
+from ddp_train.system.folder_lock import lock, unlock_all
 
 
 def a_sweep(root: Path) -> Sweep:
@@ -71,7 +71,7 @@ def test_jobs_that_nobody_waits_for_keep_the_table_themselves(tmp_path: Path) ->
         list(pool.map(lambda run: update_table(run.root), runs[:2]))
     assert statuses() == ["completed", "completed", "queued"]
     assert (tmp_path / "sweep.csv").read_text().splitlines()[0] == "job,seed,status,eval/accuracy,seconds"
-    hold(tmp_path, key="")
+    lock(tmp_path, key="")
     update_table(runs[2].root, Status.RUNNING)  # who waits for the jobs keeps the table
     unlock_all()
     assert statuses() == ["completed", "completed", "queued"]

@@ -27,7 +27,7 @@ def unlock_all() -> Iterator[None]:
 
 
 def holder(folder: Path, *, before: str = "", after: str = "input()") -> subprocess.Popen[str]:
-    lines = ["import os, pathlib, sys, ddp_train.system.folder_lock as lock", before, f"lock.hold(pathlib.Path({str(folder)!r}), key='k')"]
+    lines = ["import os, pathlib, sys, ddp_train.system.folder_lock as lock", before, f"lock.lock(pathlib.Path({str(folder)!r}), key='k')"]
     code = "\n".join([*lines, "print('held', flush=True)", after])
     started = subprocess.Popen([sys.executable, "-c", code, "some", "job"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None and started.stdout.readline() == "held\n"
@@ -44,12 +44,12 @@ def elsewhere(folder: Path, *, seconds_ago: float) -> None:
 def test_the_second_is_told_who_the_first_is_and_a_dead_one_is_taken_over(tmp_path: Path) -> None:
     first = holder(tmp_path)
     with pytest.raises(ConfigError, match=rf"another run is working in .*pid {first.pid} on {os.uname().nodename}, started 20.*some job"):
-        folder_lock.hold(tmp_path, key="resume")
-    assert folder_lock.is_held(tmp_path)
+        folder_lock.lock(tmp_path, key="resume")
+    assert folder_lock.is_locked(tmp_path)
     first.kill()
     first.communicate()
-    assert not folder_lock.is_held(tmp_path)
-    folder_lock.hold(tmp_path, key="resume")
+    assert not folder_lock.is_locked(tmp_path)
+    folder_lock.lock(tmp_path, key="resume")
     assert json.loads((tmp_path / folder_lock.HOLDER).read_text())["pid"] == os.getpid()
     folder_lock.unlock_all()
     assert not any(tmp_path.iterdir())
@@ -58,11 +58,11 @@ def test_the_second_is_told_who_the_first_is_and_a_dead_one_is_taken_over(tmp_pa
 def test_a_machine_that_the_lock_does_not_reach_is_refused_while_the_lease_is_fresh(tmp_path: Path) -> None:
     elsewhere(tmp_path, seconds_ago=0)
     with pytest.raises(ConfigError, match=r"pid 42 on node7[\s\S]*30 s when that machine is gone"):
-        folder_lock.hold(tmp_path, key="resume")
+        folder_lock.lock(tmp_path, key="resume")
     elsewhere(tmp_path, seconds_ago=2 * folder_lock.REFRESH_S)
-    assert folder_lock.is_held(tmp_path)
+    assert folder_lock.is_locked(tmp_path)
     elsewhere(tmp_path, seconds_ago=4 * folder_lock.REFRESH_S)
-    folder_lock.hold(tmp_path, key="resume")
+    folder_lock.lock(tmp_path, key="resume")
 
 
 def test_looking_who_holds_a_folder_never_makes_a_start_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +72,14 @@ def test_looking_who_holds_a_folder_never_makes_a_start_fail(tmp_path: Path, mon
     def look() -> set[bool]:
         found = set()
         while not starts_are_over.is_set():
-            found.add(folder_lock.is_held(tmp_path))
+            found.add(folder_lock.is_locked(tmp_path))
         return found
 
     with ThreadPoolExecutor(1) as pool:
         looks = pool.submit(look)
         try:
             for _ in range(400):
-                folder_lock.hold(tmp_path, key="k")
+                folder_lock.lock(tmp_path, key="k")
                 folder_lock.unlock_all()
         finally:
             starts_are_over.set()
@@ -90,7 +90,7 @@ def test_a_lease_is_refreshed_where_other_machines_see_the_folder(tmp_path: Path
     monkeypatch.setattr(folder_lock, "is_shared", lambda folder: True)
     monkeypatch.setattr(folder_lock, "REFRESH_S", 0.05)
     tasks = set(os.listdir("/proc/self/task"))
-    folder_lock.hold(tmp_path, key="k")
+    folder_lock.lock(tmp_path, key="k")
     assert set(os.listdir("/proc/self/task")) <= tasks  # a thread would be alive when an agent is forked
     file = tmp_path / folder_lock.HOLDER
     os.utime(file, (0, 0))
@@ -106,16 +106,16 @@ def test_a_lease_is_refreshed_where_other_machines_see_the_folder(tmp_path: Path
 )
 def test_lock_and_lease_last_as_long_as_an_agent_of_a_killed_holder(tmp_path: Path, agent: str) -> None:
     shared = "lock.is_shared = lambda folder: True"
-    first = holder(tmp_path, before=shared, after=f"{agent} print(lock._held[0].lease.pid, flush=True); sys.stdin.read()")
+    first = holder(tmp_path, before=shared, after=f"{agent} print(lock._locked[0].lease.pid, flush=True); sys.stdin.read()")
     assert first.stdin is not None and first.stdout is not None
     lease = int(first.stdout.readline())
     first.kill()
     first.wait()
     time.sleep(0.1)
     assert is_alive(lease)
-    assert folder_lock.is_held(tmp_path)
+    assert folder_lock.is_locked(tmp_path)
     first.stdin.close()
-    wait_for(lambda: not is_alive(lease) and not folder_lock.is_held(tmp_path))
+    wait_for(lambda: not is_alive(lease) and not folder_lock.is_locked(tmp_path))
     first.stdout.close()
 
 
@@ -126,7 +126,7 @@ def test_without_locks_a_live_process_of_this_machine_counts(tmp_path: Path, mon
     first = holder(tmp_path)
     monkeypatch.setattr(folder_lock.fcntl, "flock", no_locks)
     with pytest.raises(ConfigError, match=f"pid {first.pid}"):
-        folder_lock.hold(tmp_path, key="k")
+        folder_lock.lock(tmp_path, key="k")
     first.kill()
     first.communicate()
-    folder_lock.hold(tmp_path, key="k")
+    folder_lock.lock(tmp_path, key="k")
