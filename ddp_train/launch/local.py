@@ -9,7 +9,7 @@ from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_e
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
-from ddp_train.run_folder.starts import close_before_start, forget_starts
+from ddp_train.run_folder.starts import close_before_start
 from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system import devices, process_env
 from ddp_train.system.deadline import wait_until
@@ -25,9 +25,7 @@ def run_on_this_machine(job: Job) -> int:
     """
     if not job.is_run:
         return _start_ranks_and_wait(job)
-    if job.checkpoint is not None:  # a person has chosen it
-        forget_starts(job.run_folder)
-    if no_progress := close_before_start(job.run_folder):
+    if no_progress := close_before_start(job.run_folder, counts_anew=job.checkpoint is not None):
         no_progress.show(job.run_folder)
         return NO_PROGRESS
     before = job.run_folder.read_result()

@@ -20,7 +20,7 @@ from ddp_train.launch.job import Job
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node_facts.facts import collect, of_a_command_line
-from ddp_train.run_folder.starts import close_before_start, forget_starts
+from ddp_train.run_folder.starts import close_before_start
 from ddp_train.system import devices
 from ddp_train.system.network import is_address, listen
 from ddp_train.system.process_env import is_torchrun_worker
@@ -41,9 +41,7 @@ def meet_machines(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | 
 
 def lead(rendezvous: NodeRendezvous, job: Job) -> int:
     """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
-    if job.checkpoint is not None:  # a person has chosen it
-        forget_starts(job.run_folder)
-    if no_progress := close_before_start(job.run_folder):
+    if no_progress := close_before_start(job.run_folder, counts_anew=job.checkpoint is not None):
         no_progress.show(job.run_folder)
         return NO_PROGRESS
     this_node = _this_node(rendezvous, job.config)

@@ -22,7 +22,7 @@ from ddp_train.rank.rank import RankEnding, serve_job
 from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
-from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_before_start, forget_starts
+from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_before_start
 from ddp_train.system import process_env
 from ddp_train.system.process import command_line
 
@@ -72,9 +72,8 @@ class CommandGroup(JobRunner):
     def launch_job(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         run_folder = job.run_folder
-        if job.checkpoint is not None and not self._attempt.begins_at:  # a person has chosen it
-            forget_starts(run_folder)
-        if no_progress := close_before_start(run_folder):
+        counts_anew = job.checkpoint is not None and not self._attempt.begins_at
+        if no_progress := close_before_start(run_folder, counts_anew=counts_anew):
             no_progress.show(run_folder)
             message = no_progress.screen(run_folder).strip()
             failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=message, exit_code=NO_PROGRESS).record(run_folder)

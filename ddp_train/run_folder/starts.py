@@ -115,8 +115,13 @@ def fail_attempt(run_folder: RunFolder) -> NoProgress | None:
     return _close(run_folder, has_failed=True)
 
 
-def close_before_start(run_folder: RunFolder) -> NoProgress | None:
-    """Record the failure of an attempt of ranks whose end no process has recorded; return why no other one may begin, if so."""
+def close_before_start(run_folder: RunFolder, *, counts_anew: bool = False) -> NoProgress | None:
+    """Record the failure of an attempt of ranks whose end no process has recorded; return why no other one may begin, if so.
+
+    `counts_anew`: a person has chosen the checkpoint, and earlier attempts count no more.
+    """
+    if counts_anew:
+        run_folder.starts.unlink(missing_ok=True)
     has_begun = _load(run_folder).open in (_CountedBy.RANKS, _CountedBy.RANKS_OF_ENGINE)  # an engine counts what is about to begin
     return _close(run_folder) if has_begun else None
 
@@ -124,11 +129,6 @@ def close_before_start(run_folder: RunFolder) -> NoProgress | None:
 def close_before_requeue(run_folder: RunFolder) -> NoProgress | None:
     """Record the failure of any attempt whose end no process has recorded, before an engine starts the machines once more."""
     return _close(run_folder)
-
-
-def forget_starts(run_folder: RunFolder) -> None:
-    """Count anew: from the checkpoint that a person has chosen, or after the last of the attempts."""
-    run_folder.starts.unlink(missing_ok=True)
 
 
 def _close(run_folder: RunFolder, *, has_failed: bool = False) -> NoProgress | None:
@@ -145,7 +145,7 @@ def _close(run_folder: RunFolder, *, has_failed: bool = False) -> NoProgress | N
         with suppress(OSError):  # a full disk
             starts.write(run_folder)
         return None
-    forget_starts(run_folder)
+    run_folder.starts.unlink(missing_ok=True)
     with suppress(OSError):
         error = f"{NO_PROGRESS_ERROR}: {no_progress.endings[-1]}"
         Result(status=Status.FAILED, step=no_progress.step, error=error, has_no_progress=True).write(run_folder.result)

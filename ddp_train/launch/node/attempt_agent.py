@@ -13,7 +13,7 @@ from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
 from ddp_train.launch.agent_process import AgentOptions, rank_environment, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import Ended, JsonMessage, Line, reason
+from ddp_train.launch.node.wire import Ended, Line, NewAttempt, reason
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.restart_note import recall_run, remember_run
 from ddp_train.run_folder.result import Result
@@ -29,17 +29,14 @@ _POLL_S = 0.05
 
 
 class AttemptAgent:
-    """One attempt on this machine, from the registry's message that begins it to the end of the agent.
+    """One attempt on this machine, from the registry's message of it to the end of the agent.
 
     `listener`: where the agent is to serve the store of the attempt (the first machine).
     """
 
-    def __init__(self, this_node: ThisNode, message: JsonMessage, line: Line, *, listener: socket.socket | None) -> None:
-        self._this_node, self._message, self._line, self._listener = this_node, message, line, listener
-        self.number = int(message["number"])  # which attempt of the launch it is, from 1
-        self.has_restarts = bool(message["restarts"] < message["max_restarts"])  # a failure would be followed by another attempt
-        self.ranks_of_first = range(message["first_ranks"])  # on the first machine
-        self._job = None if message["job"] is None else Job.from_json(message["job"])
+    def __init__(self, this_node: ThisNode, attempt: NewAttempt, line: Line, *, listener: socket.socket | None) -> None:
+        self._this_node, self.attempt, self._line, self._listener = this_node, attempt, line, listener
+        self._job = None if attempt.job is None else Job.from_json(attempt.job)
         self.folder = self._job.run_folder if self._job is not None and self._job.is_run else None
         self.stop_signal: int | None = None  # the first one; the agent may not have begun yet
         self._is_killed = False
@@ -93,21 +90,21 @@ class AttemptAgent:
         finally:
             if self._listener is not None:
                 self._listener.close()
-        self._line.send("ended", **Ended(self.number, code, why)._asdict())
+        self._line.send("ended", **Ended(self.attempt.number, code, why)._asdict())
 
     async def _end_of_agent(self) -> tuple[int, str]:
         """Run the agent; return the code of its end, and why where the other machines have to be told."""
         self.before = None if self.folder is None else self.folder.read_result()
         host = self._host()
-        problem = await _unreachable_store(host, self._message["port"]) if self._listener is None else None
+        problem = await _unreachable_store(host, self.attempt.port) if self._listener is None else None
         if last_signal := signal.SIGKILL if self._is_killed else self.stop_signal:  # the agent is not to begin
             return 128 + last_signal, ""
         if problem:
             return ENVIRONMENT_REFUSES, problem
-        if self.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
+        if self.attempt.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
             remember_run(self._job.begins_at, owner=os.getpid())  # no rank came so far as to write it
         files = [] if self._listener is None else [self._listener.fileno()]
-        options = AgentOptions(grace_s=self._this_node.cluster.grace_s, run_folder=self.folder, restarts=self._message["restarts"])
+        options = AgentOptions(grace_s=self._this_node.cluster.grace_s, run_folder=self.folder, restarts=self.attempt.restarts)
         self._agent = agent = start_agent(options, self._arguments(host), environment=self._environment(), files=files)
         if self._listener is not None:
             self._listener.close()
@@ -138,26 +135,25 @@ class AttemptAgent:
         return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
     def _arguments(self, host: str) -> list[str]:
-        message = self._message
         return [
-            f"--max-restarts={message['max_restarts']}",
-            f"--nnodes={message['nodes']}",
+            f"--max-restarts={self.attempt.max_restarts}",
+            f"--nnodes={self.attempt.nodes}",
             f"--nproc-per-node={self._this_node.facts.processes}",
             f"--rdzv-backend={REGISTRY}",
-            f"--rdzv-id={message['name']}",
-            f"--rdzv-endpoint={f'[{host}]' if ':' in host else host}:{message['port']}",
-            f"--rdzv-conf=rank={message['rank']},listener={-1 if self._listener is None else self._listener.fileno()}",
+            f"--rdzv-id={self.attempt.name}",
+            f"--rdzv-endpoint={f'[{host}]' if ':' in host else host}:{self.attempt.port}",
+            f"--rdzv-conf=rank={self.attempt.rank},listener={-1 if self._listener is None else self._listener.fileno()}",
             "-m",
             "ddp_train",
-            *(self._this_node.arguments if message["job"] is None else ()),
+            *(self._this_node.arguments if self.attempt.job is None else ()),
         ]
 
     def _environment(self) -> dict[str, str]:
         cluster = self._this_node.cluster
         environment = rank_environment(self._this_node.facts.processes, cluster.threads_per_process) | environment_of(cluster.env)
         environment[process_env.NODE] = str(os.getpid())
-        if self._job is not None:
-            environment[process_env.JOB] = self._message["job"]
+        if self._job is not None and self.attempt.job is not None:
+            environment[process_env.JOB] = self.attempt.job
             if not self._job.is_run and (path := self._this_node.facts.to_file()) is not None:
                 environment[process_env.FACTS] = self._facts_file = path
         return environment

@@ -22,7 +22,7 @@ from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREE
 from ddp_train.launch.node.registry import Came, Lost, Node, NodeEvent, Registry
 from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
-from ddp_train.launch.node.wire import Ended, Signalled
+from ddp_train.launch.node.wire import Ended, NewAttempt, Signalled
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.starts import fail_attempt
 from ddp_train.run_folder.verdict import exit_code_after_agent
@@ -151,8 +151,7 @@ class Attempts:
         self._store_listener = listen(our_addresses.pop() if len(our_addresses) == 1 else "", 0)
         name = uuid.uuid4().hex
         for rank, node in enumerate(nodes):
-            node.line.send(
-                "attempt",
+            attempt = NewAttempt(
                 number=self._number,
                 name=name,
                 rank=rank,
@@ -163,6 +162,7 @@ class Attempts:
                 first_ranks=nodes[0].facts.processes,
                 job=None if self._job is None else self._job.to_json(),
             )
+            node.line.send("attempt", **attempt._asdict())
         return _RunningAttempt(self._number, nodes)
 
     async def _watch(self, attempt: _RunningAttempt) -> None:

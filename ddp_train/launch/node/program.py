@@ -22,7 +22,7 @@ from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.registry_client import ProgramEnd, RegistryClient
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, JsonMessage, Line, LineLost, LineSilent, of_socket
+from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, LineLost, LineSilent, NewAttempt, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.verdict import exit_code_after_agent
@@ -78,9 +78,9 @@ class _NodeProgram:
                 self._end_without_it("ended its node program")
             try:
                 last = await self._follow(line)
-                if last["kind"] == "over":
-                    return int(last["code"])
-                why = f"{client.first_host} dropped this machine: it {last['why']}"
+                if isinstance(last, int):
+                    return last
+                why = f"{client.first_host} dropped this machine: it {last}"
                 has_closed = False  # who drops a machine is still there
             except LineLost as lost:
                 why = f"{client.first_host} {lost}"
@@ -90,26 +90,26 @@ class _NodeProgram:
                 line.cut()
             await self._end_as_lost(why)
 
-    async def _follow(self, line: Line) -> JsonMessage:
-        """Do what the registry says; return its last message: over or dropped."""
+    async def _follow(self, line: Line) -> int | str:
+        """Do what the registry says; return the run's exit code when it is over, or why this machine was dropped."""
         while True:
-            message = await line.receive(silent_s=None if self._rendezvous.is_first else SILENT_S)
-            kind, agent = message["kind"], self._agent
-            if kind == "attempt":
-                self._agent = AttemptAgent(self._this_node, message, line, listener=self._pop_store_listener())
-                if self._stops:  # the signal has crossed the message on the line: the registry passes it on to the others only
-                    self._agent.send_signal(self._stops[0])
-                if self._is_final:
-                    self._agent.kill()
-                self._agent.start()
-            elif kind == "stop" and agent is not None and agent.stop_signal is None:
-                agent.send_signal(message["signal"])
-            elif kind == "kill" and agent is not None and message["attempt"] == agent.number:
-                agent.kill()
-            elif kind == "say":
-                print(message["text"], file=sys.stderr, flush=True)
-            elif kind in ("dropped", "over"):
-                return message
+            agent = self._agent
+            match await line.receive(silent_s=None if self._rendezvous.is_first else SILENT_S):
+                case {"kind": "attempt", **fields}:
+                    self._agent = AttemptAgent(self._this_node, NewAttempt(**fields), line, listener=self._pop_store_listener())
+                    if self._stops:  # the signal has crossed the message on the line: the registry passes it on to the others only
+                        self._agent.send_signal(self._stops[0])
+                    if self._is_final:
+                        self._agent.kill()
+                    self._agent.start()
+                case {"kind": "stop", "signal": number} if agent is not None and agent.stop_signal is None:
+                    agent.send_signal(number)
+                case {"kind": "kill", "attempt": number} if agent is not None and number == agent.attempt.number:
+                    agent.kill()
+                case {"kind": "say", "text": text}:
+                    print(text, file=sys.stderr, flush=True)
+                case {"kind": "over", "code": int() as outcome} | {"kind": "dropped", "why": str() as outcome}:
+                    return outcome
 
     async def _end_as_lost(self, why: str) -> None:
         """End the ranks of this machine, which is cut off; return where this machine is to join again, else end the program."""
@@ -122,7 +122,7 @@ class _NodeProgram:
         self._client.end_if_stopped()
         if self._agent is None:
             return
-        if self._rendezvous.is_elastic or self._agent.has_restarts:
+        if self._rendezvous.is_elastic or self._agent.attempt.restarts < self._agent.attempt.max_restarts:
             within_s = self._this_node.cluster.join_timeout_s
             print(f"this machine tries to rejoin for at most {within_s} s", file=sys.stderr, flush=True)
             return
@@ -137,7 +137,7 @@ class _NodeProgram:
             if folder.has_ended_since(agent.before):
                 print(f"{text}; the run itself ended normally", file=sys.stderr, flush=True)
                 raise ProgramEnd(exit_code_after_agent(folder, FAILED, before=agent.before))
-            report = failure.from_machine(host=self._client.first_host, ranks=agent.ranks_of_first, why=why)
+            report = failure.from_machine(host=self._client.first_host, ranks=range(agent.attempt.first_ranks), why=why)
             if report.record(folder):
                 text = report.screen(folder)
         print(text, file=sys.stderr, flush=True)

@@ -26,6 +26,20 @@ _MAX_SHOWN = 4000  # characters
 JsonMessage = dict[str, Any]  # as it comes, from anybody
 
 
+class NewAttempt(NamedTuple):
+    """What the registry sends to each machine of a new attempt."""
+
+    number: int  # which attempt of the launch it is, from 1
+    name: str
+    rank: int  # of the machine
+    nodes: int
+    port: int  # of the attempt's store, on the first machine
+    restarts: int
+    max_restarts: int
+    first_ranks: int  # how many ranks the first machine has
+    job: str | None
+
+
 class Ended(NamedTuple):
     """A machine's message that its agent of an attempt has ended."""
 
