@@ -5,9 +5,9 @@
     every rank's thread        writes its file, hashes it meanwhile, waits until it is on the disk, and tells rank 0
     rank 0's thread            writes manifest.json and COMPLETE, renames the folder, removes old ones, and tells all how it ended
 
-The threads leave messages for each other in the store of the ranks, over connections of their own (the mailbox): a thread must not use the
-process group's collectives. A failed save is reported at once and its files are removed; earlier checkpoints are not touched, and training
-goes on.
+The threads leave messages for each other in the store of the ranks, over connections of their own (the mailbox). They call no collective:
+the main thread's run meanwhile, and all ranks must call collectives in one order. A failed save is reported at once and its files are
+removed; earlier checkpoints are not touched, and training goes on.
 """
 
 from __future__ import annotations

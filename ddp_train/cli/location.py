@@ -30,7 +30,7 @@ _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second c
 
 
 class Location(NamedTuple):
-    """The folder of a run or a sweep, and how it is taken."""
+    """The folder of a run or a sweep, and how a command gets it."""
 
     folder: Path
     key: str  # the config key that says so

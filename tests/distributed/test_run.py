@@ -100,7 +100,7 @@ atexit.register(note)
 
 def beyond_the_stories(noted: Path) -> list[list[str]]:
     """Return which of our modules a run's command and its rank 0 have imported that the five stories of architecture.md do not name."""
-    text = (FOLDER.parent / "docs/architecture.md").read_text().partition("## Stories")[2].partition("Seven more")[0]
+    text = (FOLDER.parent / "docs/architecture.md").read_text().partition("## Stories")[2].partition("Ten more")[0]
     told = {path.removesuffix(".py").replace("/", ".") for path in re.findall(r"`(ddp_train/[\w/]+(?:\.py|/))`", text)}
     imported = {file.name: file.read_text().split() for file in noted.glob("*.txt")}
     command = next(names for names in imported.values() if "ddp_train.cli.compose" in names and "ddp_train.rank.rank" not in names)

@@ -28,12 +28,12 @@ RETIRED = [re.findall("`([^`]+)`", old) for old, _ in rows(Path(__file__).with_n
 
 @cache
 def texts() -> dict[Path, str]:
-    """Return what a person reads: code, configuration and pages; not CHANGELOG.md and decisions, which speak of their day."""
+    """Return what a person reads: code, configuration and pages; not CHANGELOG.md and history.md, which speak of their day."""
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", ROOT / "pyproject.toml"]
     for folder in FOLDERS:
         files += [file for file in sorted((ROOT / folder).rglob("*")) if file.suffix in TEXT and file.is_file()]
     return {
-        file: file.read_text() for file in files if file != GLOSSARY and not {"outputs", "decisions"} & set(file.relative_to(ROOT).parts)
+        file: file.read_text() for file in files if file != GLOSSARY and not {"outputs", "history.md"} & set(file.relative_to(ROOT).parts)
     }
 
 

@@ -47,17 +47,20 @@ STORIES = {
     "A user's torchrun": 8,
     "A hang": 8,
     "An evaluation": 8,
+    "A configuration": 8,
+    "A submission": 8,
+    "A batch": 8,
     "Resume": 7,
     "Several machines": 8,
     "A sweep": 9,
     "A component": 6,
 }
-"""Of docs/architecture.md: how many files a reader opens at most."""
+"""Of docs/architecture.md and docs/stories.md: how many files a reader opens at most."""
 
 
 @pytest.mark.parametrize("story", STORIES)
 def test_a_story_has_few_files_with_the_functions_to_read(story: str) -> None:
-    text = (ROOT / "docs/architecture.md").read_text()
+    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in ("architecture", "stories"))
     lines = re.sub(r"\n\s+", " ", text.split(f"**{story}**: ")[1].split("\n\n")[1]).splitlines()
     rows = [re.match(r"\d+\. `([\w/.]+)` (`[\w.]+`(?: -> `[\w.]+`)*): \S", line) for line in lines]
     assert all(rows)
@@ -144,6 +147,21 @@ def test_names_in_decisions_are_those_of_the_code() -> None:
     known = {word for file in code for word in re.findall(r"\w+", file.read_text())} | OF_OTHERS
     named = re.compile(r"`(_?[a-z]+_[a-z_]+|(?:[A-Z][a-z]+){2,})(?:\(\))?`")
     assert {decision.name: gone for decision in DECISIONS if (gone := {*named.findall(decision.read_text())} - known)} == {}
+
+
+def test_members_in_docs_are_those_of_their_class() -> None:
+    trees = [ast.parse(file.read_text()) for file in (ROOT / "ddp_train").rglob("*.py")]
+    classes = {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+    def words(name: str) -> set[str]:
+        node = classes[name]
+        bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
+        return {*re.findall(r"\w+", ast.unparse(node))}.union(*map(words, bases))
+
+    named = re.compile(r"`([A-Z]\w+)\.(\w+)")
+    pages = [page for page in DOCS if page.name != "history.md"]
+    pairs = [(page.name, *pair) for page in pages for pair in named.findall(page.read_text())]
+    assert [pair for pair in pairs if pair[1] in classes and pair[2] not in words(pair[1])] == []
 
 
 def test_a_decision_keeps_its_number() -> None:

@@ -109,7 +109,8 @@ class _Agent(LocalElasticAgent):
         return result
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        self._ends_within_s = self._grace_s  # after a signal, and when machines come or go
+        """End the ranks by `death_sig`: the signal that came to the agent. Torch calls it also when machines come or go."""
+        self._ends_within_s = self._grace_s
         super()._shutdown(death_sig)  # before 2.13 torch's takes no time, and gives it none
 
 

@@ -25,7 +25,7 @@ from ddp_train.system.files import read_json, write_atomic, write_json
 from ddp_train.system.folder_lock import is_locked
 from ddp_train.system.redaction import reference, references
 
-_HELD_WITHIN_S = 300.0  # of its submission: a run that is being started over SSH holds its folder by then
+_LOCKED_WITHIN_S = 300.0  # of its submission: a run that is being started over SSH has locked its folder by then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +145,9 @@ class Submission:
     def state(self, run_folder: RunFolder) -> State:
         """Return the state of the run at the engine; where that cannot tell from this machine, the folder's lock does."""
         state = engine_of(self.engine).state(self.id)
-        if state.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_locked(run_folder.root):
+        if state.is_sure or time.time() - self.time < _LOCKED_WITHIN_S or is_locked(run_folder.root):
             return state
-        return replace(state, stage=Stage.ENDED, why="no process holds its folder")
+        return replace(state, stage=Stage.ENDED, why="no process has locked its folder")
 
 
 def submitted_state(run_folder: RunFolder) -> State | str | None:
