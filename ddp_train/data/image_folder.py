@@ -81,10 +81,10 @@ class ImageFolder(ImageArray):
             return batch
         return batch._replace(labels=None) if isinstance(batch, Pixels) else batch[0]
 
-    def augment(self, batch: Any, keys: Keys) -> Any:
+    def augment(self, batch: Any, keys: Keys, indices: Indices) -> Any:
         if self._is_labelled or isinstance(batch, Pixels):
-            return super().augment(batch, keys)
-        return super().augment((batch, torch.empty(0)), keys)[0]
+            return super().augment(batch, keys, indices)
+        return super().augment((batch, torch.empty(0)), keys, indices)[0]
 
     def where(self, index: int) -> str:
         return self._files.name(index)

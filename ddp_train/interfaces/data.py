@@ -5,7 +5,7 @@ Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ddp_train.errors import conflict
+from ddp_train.hashing import Keys
 from ddp_train.interfaces.batch import Batch
 from ddp_train.traits import DataConstants, member_of
 
@@ -45,13 +46,19 @@ class DataSource(DataConstants, ABC):
         """Whether `augment` changes anything; False spares computing the keys."""
         return getattr(self.augment, "__func__", None) is not DataSource.augment
 
-    def augment(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
-        """Return a batch of training samples with sample i changed at random as `keys[i]` says: 64 uniform random bits, shape [B].
+    def augment(self, batch: Batch, keys: Keys, indices: Indices) -> Batch:
+        """Return the training samples at `indices` with sample i changed at random as `keys[i]` says: 64 uniform random bits, shape [B].
 
         A key depends on (seed, epoch, sample index) alone, so a sample looks the same whatever the number of ranks, workers or restarts.
         (On its position too with `loader.sampling=weighted` or `balanced`, where a sample may come twice in an epoch.)
         """
         return batch
+
+    def seed_reads(self, keys_of: Callable[[Indices], Keys]) -> None:
+        """Seed each random draw of `batch` by the key of its sample from now on. Called before each training batch; by default for nothing.
+
+        A source around another one passes this on, with a function of the indices that the other one has.
+        """
 
     def where(self, index: int) -> str:
         """Return the file of one sample, or the file and the place in it, for messages; "": not known."""

@@ -96,7 +96,6 @@ class DatasetSource(DatasetFacts, DataSource):
         self._keys_of: Callable[[Indices], Keys] = keys_without_epochs  # which the generators are seeded with for each sample
 
     def seed_reads(self, keys_of: Callable[[Indices], Keys]) -> None:
-        """Let code that draws at random while it reads sample i begin at `keys_of(i)` from now on."""
         self._keys_of = keys_of
 
     @property

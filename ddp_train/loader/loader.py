@@ -16,7 +16,7 @@ from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import DataSource, Indices
 from ddp_train.interfaces.batch import map_tensors
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
-from ddp_train.loader.reader import Blend, EvalReader, EvalRequest, MicroBatch, Reader, Request, TrainReader, TrainRequest
+from ddp_train.loader.reader import BlendFunction, EvalReader, EvalRequest, MicroBatch, Reader, Request, TrainReader, TrainRequest
 
 if TYPE_CHECKING:
     from ddp_train.loader.worker_pool import WorkerDied
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 class TrainLoader(ABC):
     """The training data of one rank as the loop uses it, with positions or without. A `position` counts samples of the run."""
 
+    num_samples: int | None  # of the data set; None: a stream that does not say
     order: BatchOrder
     grad_accum_steps: int  # micro-batches of a step, at most
     skips_bad_samples = False  # samples that cannot be read
@@ -113,9 +114,10 @@ class PositionedTrainLoader(TrainLoader):
         skips_bad_samples: bool = False,
         num_micro_batches_of: Callable[[int], int] | None = None,
         samples_by_source: Callable[[int], dict[str, int]] | None = None,
-        blend: Blend | None = None,
+        blend: BlendFunction | None = None,
     ) -> None:
         self.source, self.order = source, order
+        self.num_samples = len(source)
         self.skips_bad_samples = skips_bad_samples
         self.grad_accum_steps = grad_accum_steps
         self._rank, self._world_size = rank, world_size
@@ -169,7 +171,7 @@ class OneBatchTrainLoader(TrainLoader):
 
     def __init__(self, loader: TrainLoader) -> None:
         self._loader = loader
-        self.order, self.source = loader.order, loader.source
+        self.num_samples, self.order, self.source = loader.num_samples, loader.order, loader.source
         self.grad_accum_steps = loader.grad_accum_steps
         self.skips_bad_samples = loader.skips_bad_samples
 

@@ -22,7 +22,7 @@ from ddp_train.errors import ConfigError, DataError, one_line
 from ddp_train.hashing import Keys
 from ddp_train.interfaces import Batch, DataSource, Indices, Sampler
 from ddp_train.interfaces.batch import describe, map_tensors, tensors_of
-from ddp_train.loader.dataset_adapter import DatasetSource, keys_without_epochs
+from ddp_train.loader.dataset_adapter import keys_without_epochs
 from ddp_train.loader.sampler import hashes_of, key_of, plain_sampler, read_weights
 
 _BLOCK = 1 << 12  # positions: long enough that a batch is drawn at random, short enough to be computed in a third of a millisecond
@@ -86,19 +86,20 @@ class MixtureSource(DataSource):
         parts = [(number, rows, self._sources[number].batch(indices[rows] - self._start(number))) for number, rows in self._rows(indices)]
         return self._joined(parts, len(indices))
 
-    def augment_each(self, batch: Batch, keys: Keys, indices: Indices) -> Batch:
-        """Return a batch of the samples at `indices`, each changed at random by its own source (`DataSource.augment`)."""
+    def augment(self, batch: Batch, keys: Keys, indices: Indices) -> Batch:
+        """Return the samples at `indices`, each changed at random by its own source."""
         parts = []
         for number, rows in self._rows(indices):
             source = self._sources[number]
             part = batch if len(rows) == len(indices) else map_tensors(partial(_rows_of, rows=rows), batch)
-            parts.append((number, rows, source.augment(part, keys[rows]) if source.augments else part))
+            if source.augments:
+                part = source.augment(part, keys[rows], indices[rows] - self._start(number))
+            parts.append((number, rows, part))
         return self._joined(parts, len(indices))
 
     def seed_reads(self, keys_of: Callable[[Indices], Keys]) -> None:
         for number, source in enumerate(self._sources):
-            if isinstance(source, DatasetSource):
-                source.seed_reads(partial(_keys_from, self._start(number), keys_of))
+            source.seed_reads(partial(_keys_from, self._start(number), keys_of))
 
     def where(self, index: int) -> str:
         ((number, _),) = self._rows(np.asarray([index]))

@@ -15,8 +15,6 @@ from ddp_train.errors import DataError, UserError
 from ddp_train.hashing import Keys
 from ddp_train.interfaces import Batch, Counted, DataSource, Indices
 from ddp_train.interfaces.batch import describe, map_tensors, tensors_of
-from ddp_train.loader.dataset_adapter import DatasetSource
-from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
 
 _TRIES = 100  # samples that are tried in the place of one that cannot be read
@@ -69,7 +67,7 @@ class EvalRequest(NamedTuple):
 
 
 Request = TypeVar("Request", contravariant=True)
-Blend = Callable[[Batch, Batch, Keys], Batch]
+BlendFunction = Callable[[Batch, Batch, Keys], Batch]
 """Makes one batch of two, as the keys of its samples say (loader/blend.py)."""
 
 
@@ -90,7 +88,7 @@ class TrainReader:
     Which one is a function of (seed, epoch, index of the bad sample) alone, like everything else about the order.
     """
 
-    def __init__(self, source: DataSource, order: SampleOrder, *, skips_bad_samples: bool, blend: Blend | None = None) -> None:
+    def __init__(self, source: DataSource, order: SampleOrder, *, skips_bad_samples: bool, blend: BlendFunction | None = None) -> None:
         self.samples = SampleReader(source)
         self._order, self._blend = order, blend
         self._augments, self._skips_bad_samples = source.augments, skips_bad_samples
@@ -116,16 +114,14 @@ class TrainReader:
     def _read(self, epoch: int, wanted: Indices, positions: Indices) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
         """Return samples of an epoch, at these positions, as they are trained on; their indices; and those that cannot be read."""
         source = self.samples.source
-        if isinstance(source, (DatasetSource, MixtureSource)):
-            source.seed_reads(partial(self._order.sample_keys, epoch))
+        source.seed_reads(partial(self._order.sample_keys, epoch))
         skipped: tuple[BadSample, ...] = ()
         if self._skips_bad_samples:
             batch, wanted, skipped = self.samples.read_good(wanted, partial(self._order.replacements, epoch, count=_TRIES))
         else:
             batch = self.samples.read(wanted)
         if self._augments:
-            keys = self._order.sample_keys(epoch, wanted, positions=positions)
-            batch = source.augment_each(batch, keys, wanted) if isinstance(source, MixtureSource) else source.augment(batch, keys)
+            batch = source.augment(batch, self._order.sample_keys(epoch, wanted, positions=positions), wanted)
         return batch, wanted, skipped
 
 

@@ -39,6 +39,7 @@ class StreamTrainLoader(TrainLoader):
         self, stream: Stream, order: BatchOrder, *, rank: int, world_size: int, grad_accum_steps: int, num_workers: int, pin_memory: bool
     ) -> None:
         self._stream, self.order, self.grad_accum_steps = stream, order, grad_accum_steps
+        self.num_samples = stream.length
         self._num_readers, self._num_workers, self._pin_memory = max(num_workers, 1), num_workers, pin_memory
         self._first_reader, self._all_readers = rank * self._num_readers, world_size * self._num_readers
         low, high = share(0, order.global_batch_size, rank, world_size)

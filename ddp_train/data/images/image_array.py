@@ -134,7 +134,7 @@ class ImageArray(DataSource):
             return Pixels(images_BCHW, labels_B, scale, black)
         return self._normalised(images_BCHW), labels_B
 
-    def augment(self, batch: Batch, keys: Keys) -> Batch:
+    def augment(self, batch: Batch, keys: Keys, indices: Indices) -> Batch:
         if isinstance(batch, Pixels):  # not normalised, so black is 0
             return batch._replace(images=self._augmented(batch.images, keys, torch.zeros_like(self._black_C11)))
         images_BCHW, labels_B = batch

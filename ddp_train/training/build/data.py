@@ -17,7 +17,7 @@ from ddp_train.loader.dataset_adapter import Collate, Source, Stream, as_source,
 from ddp_train.loader.loader import EvaluationLoader, PositionedEvaluationLoader, PositionedTrainLoader, TrainLoader, require_samples
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import BatchOrder, SampleOrder
-from ddp_train.loader.reader import Blend, LengthPlan
+from ddp_train.loader.reader import BlendFunction, LengthPlan
 from ddp_train.loader.sampler import labels_of, sampler_from
 from ddp_train.training.instantiate import instantiate
 
@@ -56,7 +56,7 @@ def adapt(data: Any, fields: Sequence[str] | None = None, collate: Collate | Non
     return MixtureSource({name: as_source(part, fields, collate) for name, part in data.sources.items()}, data.weights)
 
 
-def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
+def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> BlendFunction | None:
     wanted = {"mixup_alpha": loader.mixup_alpha, "cutmix_alpha": loader.cutmix_alpha}
     if not any(wanted.values()):
         return None

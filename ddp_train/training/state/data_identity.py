@@ -24,9 +24,8 @@ from ddp_train.config.spelling import override
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError, join_few
-from ddp_train.loader.dataset_adapter import Source, Stream
+from ddp_train.loader.dataset_adapter import Source
 from ddp_train.loader.loader import TrainLoader
-from ddp_train.loader.mixture import MixtureSource
 from ddp_train.run_folder.paths import RunFolder
 
 Identity = Mapping[str, Mapping[str, Any]]
@@ -46,15 +45,8 @@ def identity_of(source: Source, loader: TrainLoader, config: RunConfig) -> Ident
         order["loader.sample_weights"] = xxhash.xxh3_64_hexdigest(Path(config.loader.sample_weights).read_bytes())
     if (first := loader.order.indices(0, 0, min(_PROBED, loader.order.epoch_size or 0))) is not None:
         order["the first samples"] = xxhash.xxh3_64_hexdigest(first.tobytes())
-    data = {f"data.{name}": value for name, value in _counted(source).items()}
+    data = {f"data.{name}": value for name, value in {"samples": loader.num_samples, **source.fingerprint}.items()}
     return {name: yaml_value(part) for name, part in {"order": order, "data": data, "meaning": source.meaning}.items()}
-
-
-def _counted(source: Source) -> Mapping[str, Any]:
-    """Return a source's fingerprint with its number of samples; that of a mixture has the number of each of its sources."""
-    if isinstance(source, MixtureSource):
-        return source.fingerprint
-    return {"samples": source.length if isinstance(source, Stream) else len(source), **source.fingerprint}
 
 
 def require_same_meaning(meaning: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:

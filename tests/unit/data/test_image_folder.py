@@ -141,8 +141,8 @@ def test_it_augments_and_travels_to_a_worker(tmp_path):
     data = ImageFolder(str(tmp_path), crop_padding=2, flip=True)
     again = pickle.loads(pickle.dumps(data))
     keys = np.arange(6, dtype=np.uint64)
-    images, _ = data.augment(data.batch(np.arange(6)), keys)
-    assert torch.equal(images, again.augment(again.batch(np.arange(6)), keys)[0])
+    images, _ = data.augment(data.batch(np.arange(6)), keys, np.arange(6))
+    assert torch.equal(images, again.augment(again.batch(np.arange(6)), keys, np.arange(6))[0])
     assert images.min() >= -1
 
 

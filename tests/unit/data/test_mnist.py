@@ -47,7 +47,7 @@ def test_crops_and_flips_are_offered(tmp_path):
     write_mnist(tmp_path)
     data = MNIST(str(tmp_path), crop_padding=2, flip=True)
     batch = data.batch(np.arange(40))
-    changed, labels = data.augment(batch, np.arange(40, dtype=np.uint64))
+    changed, labels = data.augment(batch, np.arange(40, dtype=np.uint64), np.arange(40))
     assert not torch.equal(changed, batch[0])
     assert torch.equal(labels, batch[1])
 

@@ -30,7 +30,7 @@ def test_the_same_files_give_the_same_tensors_as_in_folders(tmp_path: Path, argu
         assert torch.equal(mine, theirs)
     keys = np.arange(40, dtype=np.uint64)
     shards, folder = TarShards(str(tmp_path / "shards"), crop_padding=2, flip=True), ImageFolder(str(tmp_path), crop_padding=2, flip=True)
-    assert torch.equal(shards.augment(shards.batch(indices), keys)[0], folder.augment(folder.batch(indices), keys)[0])
+    assert torch.equal(shards.augment(shards.batch(indices), keys, indices)[0], folder.augment(folder.batch(indices), keys, indices)[0])
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its last tar open

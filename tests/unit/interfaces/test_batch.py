@@ -52,7 +52,7 @@ def both(**changes: Any) -> tuple[Any, Any]:
     here, there = images(**changes), images(**changes)
     there.give_pixels()
     indices = np.arange(3, 11)
-    return here.augment(here.batch(indices), KEYS), there.augment(there.batch(indices), KEYS)
+    return here.augment(here.batch(indices), KEYS, indices), there.augment(there.batch(indices), KEYS, indices)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -100,6 +100,6 @@ def test_images_without_labels_are_alone(tmp_path: Path) -> None:
     here, there = (ImageFolder(str(tmp_path), "", labelled=False, flip=True) for _ in range(2))
     there.give_pixels()
     indices = np.arange(2)
-    found = there.augment(there.batch(indices), KEYS[:2])
+    found = there.augment(there.batch(indices), KEYS[:2], indices)
     assert isinstance(found, Pixels)
-    assert torch.equal(normalise_and_mix(found), here.augment(here.batch(indices), KEYS[:2]))
+    assert torch.equal(normalise_and_mix(found), here.augment(here.batch(indices), KEYS[:2], indices))

@@ -19,7 +19,9 @@ from ddp_train.interfaces import DataSource
 from ddp_train.loader import dataset_adapter as module
 from ddp_train.loader.dataset_adapter import DatasetSource, as_source, collate, keys_without_epochs
 from ddp_train.loader.loader import PositionedTrainLoader
+from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.reader import TrainReader, TrainRequest
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.training.seeding import seed_all
 from tests.unit.parts import components
@@ -97,19 +99,59 @@ class Own:
     def batch(self, indices):
         return torch.from_numpy(indices)
 
-    def augment(self, batch, keys):
+    def augment(self, batch, keys, indices):
         return batch + 1
 
 
 def test_a_data_source_of_another_class_has_our_defaults_for_what_it_lacks():
     source = pickle.loads(pickle.dumps(as_source(Own())))
     assert isinstance(source, DataSource) and len(source) == 6 and source.facts == {"num_classes": 2}
-    batch, keys = source.batch(np.asarray([4, 2])), np.zeros(2, np.uint64)
-    assert source.augments and source.augment(batch, keys).tolist() == [5, 3]
+    indices, keys = np.asarray([4, 2]), np.zeros(2, np.uint64)
+    assert source.augments and source.augment(source.batch(indices), keys, indices).tolist() == [5, 3]
     assert (source.meaning, source.fingerprint, source.where(0), source.lengths) == ({"classes": ["even", "odd"]}, {}, "", None)
     assert source.labels is Own.labels and source.classes == Own.classes
     with pytest.raises(ConfigError, match="cannot live on the device"):
         source.to(torch.device("cpu"))
+
+
+class Part:
+    """Another data source's samples from one on, as somebody writes it who has never seen our base class."""
+
+    facts = {}  # noqa: RUF012
+    augments = True
+
+    def __init__(self, dataset, first):
+        self._whole, self._first = as_source(dataset), first
+        self.augmented = []
+
+    def __len__(self):
+        return len(self._whole) - self._first
+
+    def batch(self, indices):
+        return self._whole.batch(indices + self._first)
+
+    def seed_reads(self, keys_of):
+        self._whole.seed_reads(lambda indices: keys_of(indices - self._first))
+
+    def augment(self, batch, keys, indices):
+        self.augmented += zip(batch[0].tolist(), keys.tolist(), indices.tolist(), strict=True)
+        return batch
+
+
+def test_a_source_around_another_one_gets_its_seeds_and_indices():
+    part = Part(Jittered(), 6)
+    order = SampleOrder(Shuffled(4, seed=3), global_batch_size=4, drop_last=False)
+    read = TrainReader(as_source(part), order, skips_bad_samples=False)
+    torch.manual_seed(0)
+    first, again, other = ([column.tolist() for column in read(TrainRequest(epoch, 0, 4)).batch] for epoch in (0, 0, 1))
+    assert first == again and not set(first[3]) & set(other[3])
+    indices = order.indices(0, 0, 4)
+    assert part.augmented[:4] == [*zip((indices + 6).tolist(), order.sample_keys(0, indices).tolist(), indices.tolist(), strict=True)]
+    mixture = MixtureSource({"a": as_source(Jittered()), "b": as_source(Part(Jittered(), 6))}, {"a": 1.0, "b": 1.0})
+    mixture.seed_reads(lambda indices: indices.astype(np.uint64))
+    drawn = mixture.batch(np.asarray([11]))[1].item()
+    random.seed(11)
+    assert drawn == random.random()
 
 
 def test_a_data_source_without_batch_is_refused_by_that_name():

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ddp_train.interfaces import Indices
 from ddp_train.loader.dataset_adapter import Stream
 from ddp_train.loader.loader import OneBatchTrainLoader, PositionedEvaluationLoader, PositionedTrainLoader
 from ddp_train.loader.order import BatchOrder, SampleOrder
@@ -24,7 +25,7 @@ from tests.unit.parts import components, trainer
 class Marked(Numbers):
     """Numbers, with the augmentation's key beside each."""
 
-    def augment(self, batch: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    def augment(self, batch: Tensor, keys: NDArray[np.uint64], indices: Indices) -> Tensor:
         return torch.stack([batch, torch.from_numpy(keys.astype(np.int64))], dim=1)
 
 

@@ -35,7 +35,7 @@ class Numbers:
         numbers = torch.from_numpy(indices + self._first)
         return {"x": numbers[:, None].repeat(1, self._width).float(), "y": numbers}
 
-    def augment(self, batch: dict[str, torch.Tensor], keys: NDArray[np.uint64]) -> dict[str, torch.Tensor]:
+    def augment(self, batch: dict[str, torch.Tensor], keys: NDArray[np.uint64], indices: Indices) -> dict[str, torch.Tensor]:
         return {**batch, "x": batch["x"] + torch.from_numpy((keys % np.uint64(1000)).astype(np.float32))[:, None] / 1e4}
 
 

@@ -57,7 +57,7 @@ def test_fetching_changes_nothing_in_memory():
 
 def test_padding_is_black_after_normalisation():
     data = ImageArray(np.full((40, 3, 4, 4), 255, np.uint8), np.zeros(40, np.uint8), num_classes=1, mean=MEAN, std=STD, crop_padding=3)
-    images, _ = data.augment(data.batch(np.arange(40)), keys_of(40))
+    images, _ = data.augment(data.batch(np.arange(40)), keys_of(40), np.arange(40))
     for channel in range(3):
         found = np.unique(images[:, channel].numpy())
         np.testing.assert_allclose(found, [-MEAN[channel] / STD[channel], (1 - MEAN[channel]) / STD[channel]], rtol=1e-5)
@@ -66,8 +66,8 @@ def test_padding_is_black_after_normalisation():
 def test_augmenting_a_normalised_batch_equals_normalising_an_augmented_one():
     data = source(crop_padding=2, flip=True)
     plain = ImageArray(random_images(20, 3, 8), np.arange(20), num_classes=20, mean=[0] * 3, std=[1 / 255] * 3, crop_padding=2, flip=True)
-    images, _ = data.augment(data.batch(np.arange(20)), keys_of(20))
-    pixels, _ = plain.augment(plain.batch(np.arange(20)), keys_of(20))
+    images, _ = data.augment(data.batch(np.arange(20)), keys_of(20), np.arange(20))
+    pixels, _ = plain.augment(plain.batch(np.arange(20)), keys_of(20), np.arange(20))
     expected = (pixels.double() / 255 - torch.tensor(MEAN).reshape(3, 1, 1)) / torch.tensor(STD).reshape(3, 1, 1)
     torch.testing.assert_close(images.double(), expected, atol=1e-5, rtol=0)
 
@@ -77,16 +77,16 @@ def test_on_a_device_the_batches_are_the_same(changes, monkeypatch):
     here, there = source(crop_padding=2, **changes), source(crop_padding=2, **changes)
     there.to(torch.device("cpu"))
     indices = np.asarray([3, 1, 1, 19, 0])
-    expected = here.augment(here.batch(indices), keys_of(5))
+    expected = here.augment(here.batch(indices), keys_of(5), indices)
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)  # the operations are those of a GPU
-    found = there.augment(there.batch(indices), keys_of(5))
+    found = there.augment(there.batch(indices), keys_of(5), indices)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
 
 
 def test_without_crop_and_flip_a_batch_is_left_alone():
     batch = source().batch(np.arange(4))
-    assert torch.equal(source().augment(batch, keys_of(4))[0], batch[0])
+    assert torch.equal(source().augment(batch, keys_of(4), np.arange(4))[0], batch[0])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_of_bytes_the_same_is_mirrored_at_the_border_and_flipped() -> None:
     here, there = (source(crop_padding=2, crop_fill="reflect", flip=True) for _ in range(2))
     there.give_pixels()
     indices = np.asarray([3, 1, 1, 19, 0])
-    found = [each.augment(each.batch(indices), keys_of(5)) for each in (here, there)]
+    found = [each.augment(each.batch(indices), keys_of(5), indices) for each in (here, there)]
     assert torch.equal(normalise_and_mix(found[1])[0], found[0][0])
 
 
