@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 22
 class CharText(DataSource):
     """Windows of `context_length` tokens; a token is one byte, which in ASCII text is a character.
 
-    The vocabulary is the bytes that occur anywhere in the file, in order; that of a run stays with it (`adopt`). The file is mapped, not
+    The vocabulary is the bytes that occur anywhere in the file, in order, or those of the run (`use_meaning`). The file is mapped, not
     loaded. As in nanoGPT, the split "train" is the file's first part and "val" its last `val_fraction`.
 
     Args:
@@ -68,7 +68,7 @@ class CharText(DataSource):
     def meaning(self) -> Mapping[str, Any]:
         return {"vocabulary": self._vocabulary.tobytes().decode("latin-1")}
 
-    def adopt(self, meaning: Mapping[str, Any]) -> None:
+    def use_meaning(self, meaning: Mapping[str, Any]) -> None:
         if "vocabulary" not in meaning:
             return
         vocabulary = np.frombuffer(meaning["vocabulary"].encode("latin-1"), np.uint8)

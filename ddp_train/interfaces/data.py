@@ -78,7 +78,7 @@ class DataSource(DataConstants, ABC):
         classes = member_of(self, "classes")
         return {"classes": list(classes)} if isinstance(classes, (list, tuple)) and classes else {}
 
-    def adopt(self, meaning: Mapping[str, Any]) -> None:
+    def use_meaning(self, meaning: Mapping[str, Any]) -> None:
         """Give samples the numbers that they have in a run's data from now on, or raise a DataError. Called before the first batch."""
 
     @property

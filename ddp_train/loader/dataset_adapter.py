@@ -61,9 +61,9 @@ class DatasetFacts:
             classes = getattr(self.dataset.features[label], "names", None)
         return {"classes": list(classes)} if isinstance(classes, (list, tuple)) else {}
 
-    def adopt(self, meaning: Mapping[str, Any]) -> None:
-        if adopt := member_of(self.dataset, "adopt"):
-            adopt(meaning)
+    def use_meaning(self, meaning: Mapping[str, Any]) -> None:
+        if use_meaning := member_of(self.dataset, "use_meaning"):
+            use_meaning(meaning)
 
 
 class DatasetSource(DatasetFacts, DataSource):

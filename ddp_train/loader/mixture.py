@@ -37,14 +37,14 @@ class MixtureSource(DataSource):
     """Reads the samples of several sources, whose batches must be alike but for the number of samples.
 
     Args:
-        sources: by their names. They have the numbers of the first one, where they can adopt them: one vocabulary for all.
+        sources: by their names. They have the numbers of the first one, where they can use them: one vocabulary for all.
         weights: how often each source is drawn from, relative to the others.
     """
 
     def __init__(self, sources: Mapping[str, DataSource], weights: Mapping[str, float]) -> None:
         self._names, self._sources, self._weights = list(sources), list(sources.values()), dict(weights)
         self._ends = np.cumsum([len(source) for source in self._sources])
-        self.adopt(self._sources[0].meaning)
+        self.use_meaning(self._sources[0].meaning)
         self.seed_reads(keys_without_epochs)
 
     @property
@@ -65,9 +65,9 @@ class MixtureSource(DataSource):
         """What it is in all sources; a ConfigError where it is not the same."""
         return self._common(lambda source: source.meaning, "sources whose numbers mean the same")
 
-    def adopt(self, meaning: Mapping[str, Any]) -> None:
+    def use_meaning(self, meaning: Mapping[str, Any]) -> None:
         for source in self._sources:
-            source.adopt(meaning)
+            source.use_meaning(meaning)
         self._facts = self._common(lambda source: source.facts, "sources of one kind")
 
     def __len__(self) -> int:

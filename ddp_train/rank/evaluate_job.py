@@ -32,8 +32,8 @@ from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.files import json_lines
 from ddp_train.system.phase import Phase
-from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build_evaluation
+from ddp_train.training.build.make import make_writers
 from ddp_train.training.inference.predict import predict
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.parts.components import EvaluationComponents

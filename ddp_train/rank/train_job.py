@@ -31,8 +31,8 @@ from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.times import read_goodput
 from ddp_train.system import process_env
 from ddp_train.system.phase import Phase, Phases
-from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
+from ddp_train.training.build.make import make_writers
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets

@@ -50,8 +50,8 @@ from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.system.phase import Phases
 from ddp_train.system.process import exit_at_once
-from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
+from ddp_train.training.build.make import make_writers
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState

@@ -24,8 +24,8 @@ from ddp_train.interfaces.run import WriterFacts
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.system.phase import Phases
-from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
+from ddp_train.training.build.make import make_writers
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.train_state import TrainState
 from tests.conftest import Project

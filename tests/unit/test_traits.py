@@ -18,7 +18,7 @@ from ddp_train.optimizer.several_optimizers import Several
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.zero1 import Zero1
-from ddp_train.training.build.adopt import require_rows
+from ddp_train.training.build.make import require_rows
 from ddp_train.traits import Adapted, StrategyConstants, constants_of, member_of, needs_whole_matrices, require_members
 
 

@@ -24,7 +24,7 @@ from ddp_train.loader.dataset_adapter import Source
 from ddp_train.loader.loader import EvaluationLoader, OneBatchTrainLoader, TrainLoader
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
-from ddp_train.training.build.adopt import (
+from ddp_train.training.build.make import (
     groups_of,
     make_callbacks,
     make_optimizer,
@@ -154,7 +154,7 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
         raise conflict("data.eval", "is null: the run has no evaluation data", "{}", expected=expected)
     sources = _make_sources(config, world, evaluation_sets(config.tree))
     for key, source in sources.items():
-        source.adopt(meaning)
+        source.use_meaning(meaning)
         auto.require_kind(answers, source.facts)
         require_same_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
     data.place_data(sources.values(), config.loader, world)
@@ -182,7 +182,7 @@ def _open_data(config: RunConfig, world: World) -> tuple[Source, dict[str, Sourc
     sources = _make_sources(config, world, ["data", *evaluation_sets(config.tree)])
     train_source, eval_sources = sources["data"], {key: source for key, source in sources.items() if key != "data"}
     for key, source in eval_sources.items():
-        source.adopt(train_source.meaning)
+        source.use_meaning(train_source.meaning)
         data.require_same_facts(train_source.facts, source.facts, key=key)
         require_same_meaning(source.meaning, train_source.meaning, key=key, accepted=config.accept_changed_data)
     data.place_data(sources.values(), config.loader, world)

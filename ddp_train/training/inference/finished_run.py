@@ -56,7 +56,7 @@ class FinishedRun:
     def _make_data(self, key: str) -> Any:
         data = make_data(self.typed, key=key)
         source = adapt(data)
-        source.adopt(self.meaning)
+        source.use_meaning(self.meaning)
         require_same_meaning(source.meaning, self.meaning, key=key, accepted=self.typed.accept_changed_data)
         return data
 

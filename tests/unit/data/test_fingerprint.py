@@ -135,12 +135,12 @@ def test_a_text_takes_the_vocabulary_of_a_run_or_names_what_that_lacks(tmp_path:
     run = CharText(str(write_text(tmp_path / "run.txt", "abcz" * 20)), context_length=8)
     other = CharText(str(write_text(tmp_path / "other.txt", "abz" * 20)), context_length=8)
     assert other.facts["vocab_size"] == 3
-    other.adopt(run.meaning)
+    other.use_meaning(run.meaning)
     assert other.facts["vocab_size"] == 4 and other.meaning == run.meaning
     assert other.decode(other.batch(np.arange(1))[0][0]) == "abzabzab"
     foreign = CharText(str(write_text(tmp_path / "foreign.txt", "abc\x01" * 20)), context_length=8)
     with pytest.raises(DataError, match=r"has '\\x01', which the run's vocabulary lacks"):
-        foreign.adopt(run.meaning)
+        foreign.use_meaning(run.meaning)
 
 
 def test_a_file_is_known_by_its_size_and_both_ends(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_map_only
 
-from ddp_train.training.build.adopt import make_optimizer
+from ddp_train.training.build.make import make_optimizer
 from tests.unit.rig.cases import NAMES, case, node
 from tests.unit.rig.fake_gpu import CUDA, Moved, autocast, fake, on_a_gpu, onto_gpu
 

@@ -15,7 +15,7 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Run, Strategy
 from ddp_train.interfaces.run import WriterFacts
 from ddp_train.system.phase import Phases
-from ddp_train.training.build.adopt import make_callbacks, make_strategy, make_writers
+from ddp_train.training.build.make import make_callbacks, make_strategy, make_writers
 from ddp_train.training.state import saved_state
 from ddp_train.training.train_state import TrainState
 from tests.unit.checkpoint.states import assert_same_state

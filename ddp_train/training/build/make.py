@@ -1,4 +1,4 @@
-"""Components of any class, made from their nodes and taken for what the run needs: a strategy, callbacks, metric writers,
+"""Makes components of any class, and checks that each has what the run needs: a strategy, callbacks, metric writers,
 the optimizer with its parameter groups, and the scheduler.
 
 Each is refused with its key where it lacks something (`require_members`). So is an objective (objective/supervised.py); a data set of
