@@ -29,7 +29,7 @@ class EarlyStopping(Callback):
         self._best: float | None = None
         self._best_step = self._num_bad = 0
 
-    def start(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         self._metric = self._metric or next(iter(run.goals), "")
         self._goal = self._goal or run.goals.get(self._metric)
         if self._goal is None:
@@ -37,7 +37,7 @@ class EarlyStopping(Callback):
             raise ConfigError(key=".metric", happened=happened, expected=f"one of {', '.join(run.goals)}, or a `goal`: min or max")
         self._judge(run)
 
-    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         assert self._metric is not None
         if self._metric not in metrics:
             happened = f"is {self._metric!r}, which the evaluation does not measure"

@@ -34,7 +34,7 @@ class EMA(Callback):
         self._live: list[Tensor] = []  # the model's own tensors, in the same order
         self._num_updates = 0
 
-    def start(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         live = dict(_averaged(run.model))
         if self._averages and self._averages.keys() != live.keys():
             raise ValueError("the averages in the checkpoint are of another model")
@@ -45,7 +45,7 @@ class EMA(Callback):
         self._live = list(live.values())
 
     @torch.no_grad()
-    def step(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         if run.step % self._every_steps:
             return
         self._num_updates += 1

@@ -28,7 +28,7 @@ class Freeze(Callback):
             raise ConfigError(key=".from_step", happened=f"is {from_step}", expected=f"less than until_step={until_step}")
         self._patterns, self._until_step, self._from_step = list(patterns), until_step, from_step
 
-    def start(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         is_over = self._until_step is not None and run.step >= self._until_step
         is_frozen = run.step >= self._from_step and not is_over
         names = self._set_trained(run, not is_frozen)
@@ -38,7 +38,7 @@ class Freeze(Callback):
             until = "" if self._until_step is None else f" until step {self._until_step}"
             print(f"frozen   {number:,} parameters in {len(names)} tensors{begin}{until}", flush=True)
 
-    def step(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         if run.step not in (self._from_step, self._until_step):
             return
         is_trained = run.step == self._until_step

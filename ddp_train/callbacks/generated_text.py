@@ -41,14 +41,14 @@ class GeneratedText(Callback):
         self._temperature, self._tokenizer = temperature, tokenizer
         self._decode: Any = None
 
-    def start(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         self._decode = getattr(self._tokenizer or run.data, "decode", None)
         if self._decode is None:
             happened = "is null, and the data cannot turn tokens into text (it has no method `decode`)"
             expected = "the tokenizer that made the tokens, as {_target_: tiktoken.get_encoding, encoding_name: gpt2}"
             raise ConfigError(key=".tokenizer", happened=happened, expected=expected)
 
-    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         if run.rank != 0 and not run.forward_is_collective:
             return
         batch = run.evaluation_batch()

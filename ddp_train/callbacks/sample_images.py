@@ -27,7 +27,7 @@ class SampleImages(Callback):
         self._count = count
         self._batch: Any = None
 
-    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         if run.rank != 0 and not run.forward_is_collective:
             return
         is_first, batch = self._batch is None, run.evaluation_batch() if self._batch is None else self._batch

@@ -35,16 +35,16 @@ class Webhook(Callback):
         self._num_lost = self._num_reports = 0
         self._posts_reports, self._min_goodput = slow_ranks, min_goodput
 
-    def step(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         if self._posts_reports and len(run.reports) > self._num_reports and not self._is_busy():
             report = run.reports[self._num_reports]  # one a step: the others wait for its thread
             self._num_reports += 1
             self._post(run, str(report["kind"]), f"{run.folder.name} step {report.get('step', run.step)}: {report['text']}")
 
-    def start(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         self._post(run, "start", f"{run.folder.name} continues after step {run.step}" if run.step else f"{run.folder.name} begins")
 
-    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         event = "evaluation"
         goodput = run.goodput() if self._min_goodput is not None and run.rank == 0 and not self._is_busy() else None
@@ -53,7 +53,7 @@ class Webhook(Callback):
             numbers += f"; only {goodput:.1%} of the time goes into steps"
         self._post(run, event, f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics)
 
-    def end(self, run: Run) -> None:
+    def on_end(self, run: Run) -> None:
         if self._thread is not None:
             self._thread.join(_LAST_WAIT_S)
         evaluated = {name: value for name, value in run.metrics.items() if name.startswith("eval/")}

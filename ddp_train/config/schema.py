@@ -297,7 +297,7 @@ def as_written(schema: type) -> type:
     return dataclasses.make_dataclass(schema.__name__, fields, init=False, repr=False, eq=False, match_args=False)
 
 
-EVENTS = ("start", "step", "evaluation", "save", "end")  # of callbacks (interfaces/run.py, which imports torch: the check does not)
+EVENTS = ("on_start", "on_step", "on_evaluation", "on_save", "on_end")  # of `interfaces.Callback`, which imports torch
 NAMED = {"metrics": "writer", "callbacks": "callback"}  # sections with one component for each name -> what they hold
 
 EVALUATION_METRICS = "evaluation.metrics"

@@ -78,7 +78,7 @@ class Run(Protocol):
     """A callback's view of its run on this rank, with the requests that it may make."""
 
     total_steps: int
-    is_log_step: bool  # in `step`: the record is written next
+    is_log_step: bool  # in `on_step`: the record is written next
     model: nn.Module  # as the config says, without what the strategy has put around it
     forward_is_collective: bool  # every forward of it is a collective: no rank calls it alone (strategy=fsdp)
     optimizer: Optimizer
@@ -86,7 +86,7 @@ class Run(Protocol):
     goals: Mapping[str, Goal]  # what is measured, the headline metric first, and which way is better; empty without evaluation data
     reports: Sequence[Mapping[str, Any]]  # events of slow ranks and slow data so far, each with a `text`
     metrics: Mapping[str, float]  # the newest value of every metric, as `split/name`
-    status: str  # in `end`: what result.json will say (completed, preempted, interrupted); before it running
+    status: str  # in `on_end`: what result.json will say (completed, preempted, interrupted); before it running
     rank: int
     world_size: int
     device: torch.device
@@ -100,8 +100,8 @@ class Run(Protocol):
         """Put a number into the next record. A tensor of one element is read later, without waiting for the device.
 
         The record has the mean over all calls on all ranks since the last one, but for values that are not finite; NaN where none is.
-        Not every rank has to call it. In `evaluation` the next record is that of the evaluation, else it is the training's; after the
-        last one, in `save` and `end`, there is none.
+        Not every rank has to call it. In `on_evaluation` the next record is that of the evaluation, else it is the training's; after the
+        last one, in `on_save` and `on_end`, there is none.
         """
 
     def log_image(self, name: str, image: Tensor) -> None:
@@ -116,11 +116,11 @@ class Run(Protocol):
     def stop(self, reason: str) -> None:
         """Let all ranks end the run in good order, as after its last step: evaluated, saved, completed.
 
-        One rank is enough. All agree on it at the end of this event in `start` and `evaluation`, else at the next log step or evaluation.
+        One rank is enough. All agree on it at the end of `on_start` and `on_evaluation`, else at the next log step or evaluation.
         """
 
     def set_trained(self, names: Collection[str], is_trained: bool) -> None:
-        """Let parameters be trained from the next step on, or keep their values. In `start` and `step`, by every rank.
+        """Let parameters be trained from the next step on, or keep their values. In `on_start` and `on_step`, by every rank.
 
         Not by `requires_grad_`, which the strategy would not know of: ranks would drift apart, or wait for each other.
 
@@ -138,25 +138,25 @@ class Callback(CallbackConstants):
     """The user's own code at five places of a run. A class has the methods that it needs; it may inherit from this one, and need not.
 
     Every rank makes the callback and calls all its events, in the order of the configuration, so each may use collectives if every rank
-    does; in `step` only where `run.is_log_step`, for nothing there is to wait for other ranks. What rank 0 alone should do stands under
+    does; in `on_step` only where `run.is_log_step`, for nothing there is to wait for other ranks. What rank 0 alone should do stands under
     `if run.rank == 0`. An exception ends the run and names the callback.
 
     One with a state has two more methods (`SupportsState`).
     """
 
-    def start(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         """The run begins or continues after `run.step`; again after a rewind."""
 
-    def step(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         """The optimizer has stepped. Called for every step, so nothing here may wait for the device (`.item()`)."""
 
-    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         """All was evaluated, before the record is written. The model is as it was evaluated: in its mode, without gradients."""
 
-    def save(self, run: Run) -> None:
+    def on_save(self, run: Run) -> None:
         """A checkpoint is about to be taken; `state_dict` comes next."""
 
-    def end(self, run: Run) -> None:
+    def on_end(self, run: Run) -> None:
         """Everything is saved, and result.json comes next. Not after a failure."""
 
     def evaluation_weights(self) -> Mapping[str, Tensor] | None:
@@ -175,10 +175,10 @@ class SupportsState(Protocol):
         """Return the state; called for each save, and once when the callback is made: a checkpoint without its state brings that back."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Load a state; called before `start`, also after a rewind."""
+        """Load a state; called before `on_start`, also after a rewind."""
 
 
 def implements(callback: Any, name: str) -> bool:
     """Tell whether a callback has a method of its own."""
     method = getattr(type(callback), name, None) or getattr(callback, name, None)
-    return callable(method) and method is not getattr(Callback, name)
+    return callable(method) and method is not getattr(Callback, name, None)

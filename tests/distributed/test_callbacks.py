@@ -27,7 +27,7 @@ TELLING = """
 import torch
 
 class Telling:
-    def step(self, run):
+    def on_step(self, run):
         if run.step % (run.rank + 2) == 0:
             run.log(f"rank/{run.rank}", torch.tensor(run.step / 3))
             run.log("all", run.step / 7)

@@ -49,7 +49,7 @@ class Deep(nn.Module):
 
 
 class Notes:
-    def start(self, run):
+    def on_start(self, run):
         held = sum(each.to_local().nbytes for each in run.model.parameters())
         with open(f"{run.folder}/rank_{run.rank}.json", "w") as file:
             json.dump({"made_on": run.model.made_on, "most": most, "held": held}, file)

@@ -65,7 +65,7 @@ IMPORTED = """
 import sys
 
 class Imported:
-    def step(self, run):
+    def on_step(self, run):
         if run.step == 3:
             print("imported by then:", {"torch._dynamo", "sympy"} & {*sys.modules})
 """
@@ -219,7 +219,7 @@ class Line(nn.Module):
     "start", [[], ["-m"], ["cluster.agent=torch"], ["+cluster.env.OMP_PLACES=cores"], ["loader.num_workers=1"]], ids=str
 )
 def test_a_configuration_may_be_longer_than_an_environment_variable(project: Project, start: list[str]) -> None:
-    project.write("many.py", "class Many:\n    def __init__(self, values): self.values = values\n    def step(self, run): pass\n")
+    project.write("many.py", "class Many:\n    def __init__(self, values): self.values = values\n    def on_step(self, run): pass\n")
     project.write("conf/callbacks/many.yaml", yaml.safe_dump({"many": {"_target_": "many.Many", "values": [123456] * 30_000}}))
     done = project.run("--config-dir=conf", *TINY, "callbacks=many", "trainer.max_steps=1", "cluster=cpu", *start)
     assert done.returncode == 0, done.output

@@ -35,7 +35,7 @@ def test_freeze_then_unfreeze(train: Callable[..., Path]) -> None:
 
 IMAGES = """
 class Filters:
-    def evaluation(self, run, metrics):
+    def on_evaluation(self, run, metrics):
         weight = run.model.hidden[0].weight.detach()
         picture = weight.sub(weight.min()).div(weight.max() - weight.min())
         run.log_image("filters", picture[None])

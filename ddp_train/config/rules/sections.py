@@ -12,6 +12,7 @@ from ddp_train.config.rules.strategy import given
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.targets.locate import class_constants, look_up_or_none
+from ddp_train.config.targets.target import check_events
 from ddp_train.config.values import node_range
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices, process_env
@@ -72,12 +73,10 @@ def check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
             path = node.get("_target_") if isinstance(node, Mapping) else None
             is_ours = str(path).startswith("ddp_train.")  # a callback, and importing it would import torch
             target = None if is_ours else look_up_or_none(path)
-            kinds = inspect.getmro(target) if inspect.isclass(target) else ()
-            methods = {name for kind in kinds if kind.__module__ != "ddp_train.interfaces.run" for name in vars(kind)}  # not our `Callback`
-            if kinds and methods.isdisjoint((*schema.EVENTS, "evaluation_weights")):
-                happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
-                expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
-                yield ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
+            if inspect.isclass(target):
+                kinds = [kind for kind in inspect.getmro(target) if kind.__module__ != "ddp_train.interfaces.run"]  # not our `Callback`
+                methods = {method for kind in kinds for method in vars(kind) if callable(getattr(target, method))}
+                yield from check_events(str(path), methods, key=f"callbacks.{name}._target_")
             if not config.is_evaluated and "data" in config.tree and path and class_constants(node, CallbackConstants).needs_evaluation:
                 happened = "follows a metric of the evaluation, and data.eval is null: there is none"
                 yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")

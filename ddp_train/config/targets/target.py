@@ -13,12 +13,12 @@ import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ddp_train import FOLDER
-from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
-from ddp_train.config.spelling import did_you_mean, instead_of, override, removal, without_secrets
+from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, EVENTS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
+from ddp_train.config.spelling import did_you_mean, instead_of, nearest, override, removal, without_secrets
 from ddp_train.config.targets.locate import locate, look_up
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
@@ -185,6 +185,19 @@ def name_in(value: Any) -> str | None:
     if match and match[0] != value:
         raise ValueError(f"is {value!r}, and an object cannot be part of a text")
     return match[1].strip() if match else None
+
+
+def check_events(what: str, methods: Collection[str], *, key: str) -> Iterator[ConfigError]:
+    """Check the methods of a callback: an `on_*` is one of the events, and there is an event or `evaluation_weights`."""
+    unknown = sorted(name for name in methods if name.startswith("on_") and name not in EVENTS)
+    for name in unknown:
+        happened = f"{what} has a method {name}, which is no event: it would never be called"
+        close = nearest(name, EVENTS)
+        yield ConfigError(key=key, happened=happened, expected=", ".join(EVENTS), fix=f"did you mean {close}?" if close else "another name")
+    if not unknown and not {*EVENTS, "evaluation_weights"} & {*methods}:
+        happened = f"{what} has none of the methods {', '.join(EVENTS)}: it would never be called"
+        expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
+        yield ConfigError(key=key, happened=happened, expected=expected)
 
 
 def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:

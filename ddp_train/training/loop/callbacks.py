@@ -47,25 +47,25 @@ class Callbacks:
 
     def hooks(self) -> Hooks:
         """Return the events that these callbacks have, for the loop to call."""
-        hooks = Hooks(before_save=[lambda step: self._call("save", None)], at_end=[self.end])
-        if self._methods["start"]:
+        hooks = Hooks(before_save=[lambda step: self._call("on_save", None)], at_end=[self.end])
+        if self._methods["on_start"]:
             hooks.when_steps_begin = [self.start]
-        if self._methods["step"]:
+        if self._methods["on_step"]:
             hooks.after_step = [self.step]
-        if self._methods["evaluation"]:
+        if self._methods["on_evaluation"]:
             hooks.after_evaluation = [self.evaluation]
-        elif self._methods["step"]:  # it may have requested a stop since the last log step
+        elif self._methods["on_step"]:  # it may have requested a stop since the last log step
             hooks.after_evaluation = [lambda metrics: self._logged.agree(self._world)]
         return hooks
 
     def start(self) -> None:
         """Called when the run begins, and after a rewind. Collective."""
-        self._call("start", self._logged.add)
+        self._call("on_start", self._logged.add)
         self._logged.agree(self._world)
 
     def step(self, step: int) -> None:
         """Called after each step. Collective where a callback makes it so."""
-        self._call("step", self._logged.add)
+        self._call("on_step", self._logged.add)
 
     def evaluation(self, metrics: dict[str, float]) -> None:
         """Called with the metrics; add the values that callbacks log, the mean over all finite ones of all ranks. Collective."""
@@ -77,7 +77,7 @@ class Callbacks:
 
         of_main = self._world.from_main(lambda: dict(metrics))  # a differing last bit could make ranks decide differently
         with evaluating(self._components):
-            self._call("evaluation", add, of_main)
+            self._call("on_evaluation", add, of_main)
         self._logged.agree(self._world)
         by_rank = self._world.gather(values)
         names = dict.fromkeys(chain.from_iterable(by_rank))
@@ -86,24 +86,26 @@ class Callbacks:
     def end(self, status: Status) -> None:
         """Called when the run has ended without an error. Collective."""
         self._view.status = status
-        self._call("end", None)
+        self._call("on_end", None)
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Log a value of the callback that is called now, where a record is sure to come."""
         if self._sink is None:
-            raise ValueError(f"log({name!r}, ...) in `{self._event}`: no record is sure to come; log in `start`, `step` or `evaluation`")
+            raise ValueError(
+                f"log({name!r}, ...) in `{self._event}`: no record is sure to come; log in `on_start`, `on_step` or `on_evaluation`"
+            )
         self._sink(name, value)
 
     def request_end(self, reason: str) -> None:
         """Note that the callback that is called now wants the run to end; the first request of this rank counts."""
-        if self._event == "end":
-            raise ValueError("stop() in `end`: the run is over")
+        if self._event == "on_end":
+            raise ValueError("stop() in `on_end`: the run is over")
         self._logged.end_request = self._logged.end_request or EarlyEnd.at(self._caller, reason, self._settings)
 
     def set_trained(self, names: Collection[str], is_trained: bool) -> None:
         """Let parameters be trained or not (`interfaces.Run`); the model is wrapped again after the event."""
-        if self._event not in ("start", "step"):
-            raise ValueError(f"set_trained() in `{self._event}`; call it in `start` or `step`")
+        if self._event not in ("on_start", "on_step"):
+            raise ValueError(f"set_trained() in `{self._event}`; call it in `on_start` or `on_step`")
         parameters = named_parameters(self._components.trained_module)
         if unknown := [name for name in names if name not in parameters]:
             raise ValueError(f"set_trained(): the model has no parameter {unknown[0]!r}")
@@ -120,7 +122,7 @@ class Callbacks:
     def _call(self, event: str, sink: Sink | None, *arguments: Any) -> None:
         self._event, self._sink = event, sink
         step = self._trainer.state.step
-        self._view.is_log_step = event == "step" and self._trainer.is_log_step(step)
+        self._view.is_log_step = event == "on_step" and self._trainer.is_log_step(step)
         for name, method in self._methods[event]:
             self._caller = name
             with callback_errors(name, event):

@@ -254,7 +254,7 @@ def callback_states(components: Components, world: World) -> dict[str, dict[str,
             if by_rank[rank][name] != by_rank[0][name]:
                 happened = f"its state_dict() is not the same on rank {rank} as on rank 0"
                 expected = "the same state on every rank: a checkpoint has one"
-                fix = "reduce it over the ranks in `save`, or leave it out"
+                fix = "reduce it over the ranks in `on_save`, or leave it out"
                 raise RunError(key=f"callbacks.{name}", happened=happened, expected=expected, fix=fix)
     return states
 

@@ -54,7 +54,7 @@ class Lookahead:
         self._slow: dict[str, Tensor] = {}  # empty before the first time
         self._live: dict[str, Tensor] = {}  # the model's own, in the same order
 
-    def start(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         """Go on with the slow weights that were loaded, if any."""
         self._live = _averaged(run.model)
         if self._slow and self._slow.keys() != self._live.keys():
@@ -63,7 +63,7 @@ class Lookahead:
             self._slow = {name: shard_like(self._slow[name].to(tensor.device), tensor) for name, tensor in self._live.items()}
 
     @torch.no_grad()
-    def step(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         """Follow, and go back, when it is time."""
         if run.step > self._start_step and run.step % self._every_steps == 0:
             if self._slow:

@@ -35,7 +35,7 @@ class Whiten:
         self._num_images = num_images
 
     @torch.no_grad()
-    def start(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         """Find the kernels where the weights have none. Collective."""
         weight, found_from = (run.model.get_buffer(f"whitening.{name}") for name in ("weight", "found_from"))
         if found_from.item():

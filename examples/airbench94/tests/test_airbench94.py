@@ -114,7 +114,7 @@ def a_run(model: nn.Module, **changes: Any) -> Any:
 
 def test_the_first_layer_gives_values_of_variance_1_that_have_nothing_to_do_with_each_other(folder: Path) -> None:
     model, data = Airbench((3, 32, 32), 10, width=4), TwoSidedCIFAR10(str(folder))
-    Whiten().start(a_run(model, data=data))
+    Whiten().on_start(a_run(model, data=data))
     pixels, _ = data.batch(np.arange(80))
     rows = model.whitening(pixels).detach().transpose(0, 1).flatten(1)
     covariance = rows @ rows.T / rows.shape[1]
@@ -129,13 +129,13 @@ def test_kernels_are_found_once_from_the_first_images() -> None:
         "Images", (DataSource,), {"facts": {}, "__len__": lambda self: 40, "batch": lambda self, indices: (images[indices], indices)}
     )()
     model = Airbench((3, 8, 8), 10, width=4)
-    Whiten(16).start(a_run(model, data=data))
+    Whiten(16).on_start(a_run(model, data=data))
     expected = whitening_kernels([images[:16]]).view(24, 3, 2, 2).float()
     torch.testing.assert_close(model.whitening.weight.detach(), expected)
-    Whiten(40).start(a_run(model, data=data))  # as a run that goes on, or has loaded weights, does
+    Whiten(40).on_start(a_run(model, data=data))  # as a run that goes on, or has loaded weights, does
     torch.testing.assert_close(model.whitening.weight.detach(), expected)
     with pytest.raises(ValueError, match="a stream has no positions"):
-        Whiten().start(a_run(Airbench((3, 8, 8), 10, width=4), data=iter([])))
+        Whiten().on_start(a_run(Airbench((3, 8, 8), 10, width=4), data=iter([])))
 
 
 # The optimizer and its rate.
@@ -222,7 +222,7 @@ def now(model: nn.Module) -> dict[str, Tensor]:
 def test_slow_weights_follow_every_few_steps_and_training_goes_on_from_there() -> None:
     run = a_run(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)), total_steps=13)
     lookahead = Lookahead(0.9, decay_power=2.0, every_steps=3, start_step=3, return_every_steps=5)
-    lookahead.start(run)
+    lookahead.on_start(run)
     slow: dict[str, Tensor] = {}
     for run.step in range(1, 14):
         change(run.model)
@@ -232,19 +232,19 @@ def test_slow_weights_follow_every_few_steps_and_training_goes_on_from_there() -
             slow = {name: keeps * slow[name] + (1 - keeps) * each for name, each in expected.items()} if slow else expected
         if run.step in (9, 10, 12, 13):  # it has followed, a period is over (5 was before the first time), or it is the last step
             expected = slow
-        lookahead.step(run)
+        lookahead.on_step(run)
         for name, each in now(run.model).items():
             torch.testing.assert_close(each, expected[name], msg=f"{name} after step {run.step}")
     lookahead.load_state_dict({"slow": {"other": torch.zeros(1)}})
     with pytest.raises(ValueError, match="another model"):
-        lookahead.start(run)
+        lookahead.on_start(run)
 
 
 def test_half_precision_is_averaged_in_float32() -> None:
     run, lookahead = a_run(nn.Linear(3, 2).bfloat16(), total_steps=2), Lookahead(every_steps=1)
-    lookahead.start(run)
+    lookahead.on_start(run)
     for run.step in (1, 2):
-        lookahead.step(run)
+        lookahead.on_step(run)
     assert {each.dtype for each in lookahead.state_dict()["slow"].values()} == {torch.float32}
     assert {each.dtype for each in run.model.parameters()} == {torch.bfloat16}
 

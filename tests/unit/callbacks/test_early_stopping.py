@@ -14,10 +14,10 @@ from tests.unit.callbacks.fake_run import FakeRun
 def stopped_after(values: list[float], early: EarlyStopping, name: str = "accuracy") -> tuple[int | None, str]:
     """Return after which evaluation the run is stopped, and why."""
     run = FakeRun()
-    early.start(run)
+    early.on_start(run)
     for number, value in enumerate(values, 1):
         run.step = 10 * number
-        early.evaluation(run, {name: value})
+        early.on_evaluation(run, {name: value})
         if run.stopped:
             return number, run.stopped
     return None, ""
@@ -48,20 +48,20 @@ def test_its_state_comes_back_and_less_patience_counts_at_once() -> None:
     stopped_after([0.5, 0.4, 0.3], early)
     again, run = EarlyStopping(patience=2), FakeRun()
     again.load_state_dict(early.state_dict())
-    again.start(run)
+    again.on_start(run)
     assert run.stopped == "eval/accuracy has not improved on 0.5 (step 10) for 2 evaluations"
     other, run = EarlyStopping("loss", patience=2), FakeRun()  # of another metric nothing is known
     other.load_state_dict(early.state_dict())
-    other.start(run)
+    other.on_start(run)
     assert not run.stopped
 
 
 def test_what_cannot_be_watched_is_refused() -> None:
     with pytest.raises(ConfigError, match="is '', and the run does not know"):
-        EarlyStopping().start(FakeRun(goals={}))
+        EarlyStopping().on_start(FakeRun(goals={}))
     with pytest.raises(ConfigError, match=r"is 'acuracy', and the run does not know .*(.|\n)*one of accuracy"):
-        EarlyStopping("acuracy").start(FakeRun())
+        EarlyStopping("acuracy").on_start(FakeRun())
     early = EarlyStopping("mine", goal="max")
-    early.start(FakeRun())
+    early.on_start(FakeRun())
     with pytest.raises(ConfigError, match="does not measure"):
-        early.evaluation(FakeRun(), {"loss": 1.0})
+        early.on_evaluation(FakeRun(), {"loss": 1.0})

@@ -36,14 +36,14 @@ def averages(ema: EMA) -> dict[str, Tensor]:
 
 def test_it_is_the_formula_with_its_warm_up() -> None:
     run, ema = FakeRun(), EMA(decay=0.3)
-    ema.start(run)
+    ema.on_start(run)
     names = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias", "1.running_mean", "1.running_var"]
     assert list(averages(ema)) == names
     expected = {name: run.model.state_dict()[name].clone() for name in names}
     for update in range(1, 7):
         change(run.model)
         run.step += 1
-        ema.step(run)
+        ema.on_step(run)
         decay = min(0.3, (1 + update) / (10 + update))
         expected = {name: decay * value + (1 - decay) * run.model.state_dict()[name] for name, value in expected.items()}
     assert decay == 0.3
@@ -53,9 +53,9 @@ def test_it_is_the_formula_with_its_warm_up() -> None:
 
 def test_it_updates_every_so_many_steps_and_averages_half_precision_in_float32() -> None:
     run, ema = FakeRun(model=nn.Linear(3, 2).bfloat16()), EMA(every_steps=2)
-    ema.start(run)
+    ema.on_start(run)
     for run.step in (1, 2, 3, 4):
-        ema.step(run)
+        ema.on_step(run)
     assert ema.state_dict()["num_updates"] == 2
     assert {average.dtype for average in averages(ema).values()} == {torch.float32}
 
@@ -84,7 +84,7 @@ def test_the_averages_are_in_the_checkpoint_once_and_come_back(tmp_path: Path) -
     checkpoint = saved(tmp_path, 3, parts)
     again = components(*few)
     start_from(checkpoint, again, TrainState(), alone())
-    again.callbacks["ema"].start(FakeRun(model=again.model))
+    again.callbacks["ema"].on_start(FakeRun(model=again.model))
     assert again.callbacks["ema"].state_dict()["num_updates"] == 3
     assert all(torch.equal(value, averages(again.callbacks["ema"])[name]) for name, value in before.items())
     alone_read = read_shared(checkpoint, only=["averages"])["averages"]  # as what takes a finished run's weights does
@@ -97,7 +97,7 @@ def test_what_is_taken_from_a_finished_run_are_the_averages_tied_ones_too(tmp_pa
     tied = ["model=gpt", "model.num_layers=1", "model.width=8", "model.num_heads=1", "model.vocab_size=10", "model.context_length=4"]
     parts = finished(tmp_path, *tied, "callbacks=ema", base=[])
     ema = parts.callbacks["ema"]
-    ema.start(FakeRun(model=parts.model))
+    ema.on_start(FakeRun(model=parts.model))
     for average in averages(ema).values():
         average.fill_(0.5)
     saved(tmp_path / "checkpoints", 8, parts)
@@ -122,7 +122,7 @@ def test_of_another_model_they_are_refused() -> None:
     ema = EMA()
     ema.load_state_dict({"num_updates": 1, "averages": {"other": torch.zeros(1)}})
     with pytest.raises(ValueError, match="another model"):
-        ema.start(FakeRun())
+        ema.on_start(FakeRun())
     for wrong in ("decay=1.0", "every_steps=0"):
         with pytest.raises(ConfigErrors, match=rf"callbacks\.slow\.{wrong.replace('=', ': is ')}"):
             components("+callbacks.slow._target_=ddp_train.callbacks.ema.EMA", f"+callbacks.slow.{wrong}")

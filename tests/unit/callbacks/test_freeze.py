@@ -30,7 +30,7 @@ class Noting:
     def __init__(self, weight: torch.Tensor, steps: list[torch.Tensor]) -> None:
         self.weight, self.steps = weight, steps
 
-    def step(self, run: object) -> None:
+    def on_step(self, run: object) -> None:
         self.steps.append(self.weight.detach().clone())
 
 
@@ -38,7 +38,7 @@ def test_a_run_that_goes_on_is_where_it_was() -> None:
     freeze = Freeze(["0"], until_step=5)
     for step, is_trained in ((0, False), (4, False), (5, True), (9, True)):
         run = FakeRun(step=step)
-        freeze.start(run)
+        freeze.on_start(run)
         assert run.trained == [(["0.bias", "0.weight"], is_trained)]
     parts = components("callbacks=freeze", "callbacks.freeze.patterns=[head]", "callbacks.freeze.until_step=2", "trainer.max_steps=4")
     assert trainer(parts, TrainState(step=3, samples=96)).train()
@@ -55,7 +55,7 @@ def test_parameters_are_trained_until_they_are_frozen_from_a_step_on() -> None:
     freeze = Freeze(["0"], from_step=5)
     for step, is_trained in ((0, True), (4, True), (5, False), (9, False)):
         run = FakeRun(step=step)
-        freeze.start(run)
+        freeze.on_start(run)
         assert run.trained == [(["0.bias", "0.weight"], is_trained)]
 
 
@@ -78,5 +78,5 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 class Unfreeze:
-    def start(self, run: FakeRun) -> None:
+    def on_start(self, run: FakeRun) -> None:
         run.set_trained(["late"], True)

@@ -29,17 +29,17 @@ class Letters:
 def test_the_model_goes_on_from_the_data() -> None:
     run = FakeRun(model=Counting(), data=Letters(), batch=(torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]]), torch.zeros(2, 5)))
     text = GeneratedText(prompt_tokens=2, num_tokens=6)
-    text.start(run)
-    text.evaluation(run, {})
+    text.on_start(run)
+    text.on_evaluation(run, {})
     assert run.logged["samples/text"] == "bcdefghi\n\n---\n\nghijabcd"
     silent = FakeRun(rank=1, data=Letters())
-    text.evaluation(silent, {})
+    text.on_evaluation(silent, {})
     assert silent.logged == {}
 
 
 def test_tokens_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"tiktoken\.get_encoding"):
-        GeneratedText().start(FakeRun())
-    GeneratedText(tokenizer=Letters()).start(FakeRun())
+        GeneratedText().on_start(FakeRun())
+    GeneratedText(tokenizer=Letters()).on_start(FakeRun())
     with pytest.raises(ValueError, match="no tokens"):
-        GeneratedText().evaluation(FakeRun(batch=(torch.zeros(2, 3), torch.zeros(2))), {})
+        GeneratedText().on_evaluation(FakeRun(batch=(torch.zeros(2, 3), torch.zeros(2))), {})

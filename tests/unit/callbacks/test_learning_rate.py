@@ -8,8 +8,8 @@ from tests.unit.callbacks.fake_run import FakeRun
 
 def test_rates_are_logged_at_log_steps_alone() -> None:
     run = FakeRun()
-    LearningRate().step(run)
+    LearningRate().on_step(run)
     assert run.logged["lr/all"] == 0.5
     quiet = FakeRun(is_log_step=False)
-    LearningRate().step(quiet)
+    LearningRate().on_step(quiet)
     assert quiet.logged == {}

@@ -22,19 +22,19 @@ def test_a_classifier_shows_what_it_predicts_and_an_image_model_its_images() -> 
     classifier = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
     run, callback = FakeRun(model=classifier, batch=(images, targets)), SampleImages(count=4)
     streams = torch.get_rng_state()
-    callback.evaluation(run, {})
+    callback.on_evaluation(run, {})
     assert run.logged["samples/inputs"].shape == (3, 8, 8)
     assert run.logged["samples/predictions"].count("\n") == 5  # a head of two lines, and four images
     assert torch.equal(torch.get_rng_state(), streams)
     run = FakeRun(model=nn.Dropout(0.5), batch=(images, images))
-    SampleImages().evaluation(run, {})
+    SampleImages().on_evaluation(run, {})
     assert run.logged["samples/outputs"].shape == (3, 8, 12)
     assert torch.equal(torch.get_rng_state(), streams)
     other = FakeRun(rank=1, batch=(images, targets))
-    SampleImages().evaluation(other, {})
+    SampleImages().on_evaluation(other, {})
     assert other.logged == {}
 
 
 def test_data_without_images_is_refused() -> None:
     with pytest.raises(ValueError, match="no images"):
-        SampleImages().evaluation(FakeRun(batch=(torch.zeros(2, 3), torch.zeros(2))), {})
+        SampleImages().on_evaluation(FakeRun(batch=(torch.zeros(2, 3), torch.zeros(2))), {})

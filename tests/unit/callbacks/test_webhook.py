@@ -53,15 +53,15 @@ def server() -> Iterator[Server]:
 
 def test_a_run_tells_how_it_goes(server: Server) -> None:
     hook, run = Webhook(f"http://127.0.0.1:{server.server_port}/secret"), FakeRun(metrics={"eval/loss": 0.5, "train/loss": 0.4})
-    hook.start(run)
+    hook.on_start(run)
     assert hook._thread is not None
     hook._thread.join()
     run.step, run.status = 7, "completed"
-    hook.end(run)
+    hook.on_end(run)
     assert [post["event"] for post in server.posts] == ["start", "end"]
     assert server.posts[1]["text"] == server.posts[1]["content"] == "fake: completed after step 7"
     assert server.posts[1]["metrics"] == {"eval/loss": 0.5}
-    hook.start(FakeRun(rank=1))
+    hook.on_start(FakeRun(rank=1))
     assert len(server.posts) == 2
 
 
@@ -70,10 +70,10 @@ def test_a_slow_server_misses_messages_and_the_run_does_not_wait(server: Server,
     hook, run = Webhook(f"http://127.0.0.1:{server.server_port}"), FakeRun()
     started = time.monotonic()
     for _ in range(3):
-        hook.evaluation(run, {"loss": 0.5})
+        hook.on_evaluation(run, {"loss": 0.5})
     assert time.monotonic() - started < 2
     server.may_answer.set()
-    hook.end(run)
+    hook.on_end(run)
     assert [post["event"] for post in server.posts] == ["evaluation", "end"]
     assert "2 messages did not reach the server" in capsys.readouterr().out
 
@@ -83,10 +83,10 @@ def test_a_dead_server_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
         address = f"http://127.0.0.1:{gone.server_port}/secret"
     hook, run = Webhook(address), FakeRun()
     for _ in range(2):
-        hook.evaluation(run, {})
+        hook.on_evaluation(run, {})
         assert hook._thread is not None
         hook._thread.join()
-    hook.end(run)
+    hook.on_end(run)
     said = capsys.readouterr().out
     assert said.count("does not answer") == 1 and "3 messages" in said and "secret" not in said
 
@@ -104,17 +104,17 @@ def test_a_slow_rank_is_posted_once_and_a_low_goodput_with_the_evaluation_that_f
             hook._thread.join()
         return server.posts
 
-    hook.step(run)
+    hook.on_step(run)
     assert posted() == []
     run.reports.append({"kind": "slow_rank", "text": "rank 1 on node1"})
     for _ in range(3):
-        hook.step(run)
+        hook.on_step(run)
         posted()
-    hook.evaluation(run, {"loss": 0.5})
+    hook.on_evaluation(run, {"loss": 0.5})
     posted()
     for _ in range(2):
         run.share_of_steps = 0.71
-        hook.evaluation(run, {"loss": 0.5})
+        hook.on_evaluation(run, {"loss": 0.5})
         posted()
     assert [post["event"] for post in server.posts] == ["slow_rank", "evaluation", "goodput", "evaluation"]
     assert server.posts[0]["text"] == "fake step 0: rank 1 on node1"
@@ -126,10 +126,10 @@ def test_all_reports_of_a_step_are_posted_and_a_low_goodput_once_the_server_is_f
     run.reports += [{"kind": "slow_rank", "text": "a", "step": 3}, {"kind": "waits_for_data", "text": "b", "step": 3}]
     server.may_answer.clear()
     for _ in range(3):
-        hook.step(run)
-    hook.evaluation(run, {})  # dropped: the server is busy
+        hook.on_step(run)
+    hook.on_evaluation(run, {})  # dropped: the server is busy
     server.may_answer.set()
-    for call in (lambda: hook.step(run), lambda: hook.evaluation(run, {})):
+    for call in (lambda: hook.on_step(run), lambda: hook.on_evaluation(run, {})):
         assert hook._thread is not None
         hook._thread.join()
         call()
@@ -143,5 +143,5 @@ def test_all_reports_of_a_step_are_posted_and_a_low_goodput_once_the_server_is_f
 
 def test_slow_ranks_are_posted_only_where_they_are_wanted(server: Server) -> None:
     hook, run = Webhook(f"http://127.0.0.1:{server.server_port}/", slow_ranks=False), FakeRun(reports=[{"kind": "slow_rank", "text": ""}])
-    hook.step(run)
+    hook.on_step(run)
     assert hook._thread is None

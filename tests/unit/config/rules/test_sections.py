@@ -18,22 +18,24 @@ HERE = "tests.unit.config.rules.test_sections"
 class Foreign:
     """A callback of another trainer."""
 
-    def on_evaluate(self) -> None: ...
+    def evaluate(self) -> None: ...
 
 
 class Idle(Callback):
     """It inherits from our class, and has no event of its own."""
 
-    def on_evaluate(self) -> None: ...
+    def evaluate(self) -> None: ...
 
 
 class Fine:
-    def step(self, run: object) -> None: ...
+    def on_step(self, run: object) -> None: ...
 
 
 @pytest.mark.parametrize("name", ["Foreign", "Idle"])
 def test_a_class_that_would_never_be_called_is_refused(name: str) -> None:
-    with pytest.raises(ConfigErrors, match=r"has none of the methods start, step, evaluation, save, end: it would never be called"):
+    with pytest.raises(
+        ConfigErrors, match=r"has none of the methods on_start, on_step, on_evaluation, on_save, on_end: it would never be called"
+    ):
         checked(f"+callbacks.mine._target_={HERE}.{name}")
     assert checked(f"+callbacks.mine._target_={HERE}.Fine").callbacks == {"mine": {"_target_": f"{HERE}.Fine"}}
 

@@ -11,7 +11,7 @@ import torch
 
 from ddp_train.config.targets.target import FACTS
 from ddp_train.distributed.world import alone
-from ddp_train.errors import ConfigError, UserError
+from ddp_train.errors import ConfigError, ConfigErrors, UserError
 from ddp_train.interfaces import Run, Strategy
 from ddp_train.interfaces.run import WriterFacts
 from ddp_train.system.phase import Phases
@@ -19,7 +19,7 @@ from ddp_train.training.build.make import make_callbacks, make_strategy, make_wr
 from ddp_train.training.state import saved_state
 from ddp_train.training.train_state import TrainState
 from tests.unit.checkpoint.states import assert_same_state
-from tests.unit.parts import components, saved, trainer
+from tests.unit.parts import checked, components, saved, trainer
 
 
 def node(kind: type) -> dict[str, Any]:
@@ -58,33 +58,38 @@ def test_a_strategy_without_prepare_is_refused_and_one_with_it_is_adapted() -> N
 
 
 class Misspelt:
-    def end(self, run: Run) -> None: ...
+    def on_end(self, run: Run) -> None: ...
 
-    def evaluate(self, run: Run, metrics: Mapping[str, float]) -> None: ...
+    def on_evaluate(self, run: Run, metrics: Mapping[str, float]) -> None: ...
 
 
-class Prefixed:
-    def end(self, run: Run) -> None: ...
+class OfAnotherTrainer:
+    def on_end(self, run: Run) -> None: ...
 
-    def on_step(self, run: Run) -> None: ...
+    def on_log(self, logs: object) -> None: ...
 
 
 class Helped:
-    """Its other methods are its own business: one is called by an event, one takes no run, one has another name."""
+    """Its other members are its own business: no name begins with `on_`, but that of a value."""
 
-    def step(self, run: Run) -> None:
-        self.steps(run)
+    on_one_rank = True
 
-    def steps(self, run: Run) -> None: ...
+    def on_step(self, run: Run) -> None:
+        self.step(run)
 
-    def stop(self) -> None: ...
+    def step(self, run: Run) -> None: ...
 
-    def compare(self, run: Run) -> None: ...
+    def save(self, path: str) -> None: ...
 
 
-@pytest.mark.parametrize(("kind", "wrong", "right"), [(Misspelt, "evaluate", "evaluation"), (Prefixed, "on_step", "step")])
-def test_a_misspelt_event_beside_a_right_one_is_refused(kind: type, wrong: str, right: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s)callbacks\.mine\._target_: .*method {wrong} is no event.*did you mean {right}\?"):
+@pytest.mark.parametrize(
+    ("kind", "wrong", "fix"), [(Misspelt, "on_evaluate", r"did you mean on_evaluation\?"), (OfAnotherTrainer, "on_log", "another name")]
+)
+def test_a_method_that_is_named_as_an_event_and_is_none_is_refused(kind: type, wrong: str, fix: str) -> None:
+    said = rf"has a method {wrong}, which is no event: it would never be called\n  expected: on_start, .*\n  fix: {fix}"
+    with pytest.raises(ConfigErrors, match=rf"callbacks\.mine\._target_: {__name__}\.{kind.__name__} {said}"):
+        checked(f"+callbacks.mine._target_={__name__}.{kind.__name__}")
+    with pytest.raises(ConfigError, match=rf"callbacks\.mine\._target_: gave a {kind.__name__}, which {said}"):
         make_callbacks({"mine": node(kind)})
 
 

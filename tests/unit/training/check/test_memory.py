@@ -116,7 +116,7 @@ def test_what_is_asked_before_the_first_step_is_what_a_save_does(tmp_path: Path,
 class Keeps:
     """A callback with a tensor of its own."""
 
-    def start(self, run: object) -> None: ...
+    def on_start(self, run: object) -> None: ...
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"seen": torch.zeros(300_000)}

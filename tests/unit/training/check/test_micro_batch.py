@@ -223,7 +223,7 @@ class Asked:
     def __init__(self) -> None:
         self.times = 0
 
-    def start(self, run: Run) -> None: ...
+    def on_start(self, run: Run) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
         self.times += 1

@@ -38,23 +38,23 @@ class Diary:
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
 
-    def start(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         self.events.append(("start", run.step))
 
-    def step(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         self.events.append(("step", run.step))
         run.log("diary/step", torch.tensor(float(run.step)))
         if run.is_log_step:
             run.log("diary/host", 10 * run.step)
 
-    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         self.events.append(("evaluation", run.step))
         run.log("diary/double", 2 * metrics["loss"])
 
-    def save(self, run: Run) -> None:
+    def on_save(self, run: Run) -> None:
         self.events.append(("save", run.step))
 
-    def end(self, run: Run) -> None:
+    def on_end(self, run: Run) -> None:
         self.events.append((run.status, run.step))
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Diary:
 class Stopping:
     """Stops in the evaluation."""
 
-    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         if run.step >= 4:
             run.stop("that is enough")
 
@@ -75,19 +75,19 @@ class Stopping:
 class StoppingSoon:
     """Stops in the first step."""
 
-    def step(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         run.stop("enough")
 
 
 class Failing:
-    def step(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         raise RuntimeError("no luck")
 
 
 class Nothing:
     """A callback that was meant for another trainer."""
 
-    def on_train_start(self) -> None: ...
+    def train_start(self) -> None: ...
 
 
 def nothing() -> Nothing:
@@ -131,12 +131,12 @@ def test_every_event_comes_at_its_place_in_the_order_of_the_configuration() -> N
 
 def test_a_class_has_the_events_that_it_needs_and_a_run_without_steps_asks_for_none() -> None:
     class Inherits(Callback):
-        def save(self, run: Run) -> None: ...
+        def on_save(self, run: Run) -> None: ...
 
     training, _ = run(stopping=Stopping(), inherits=Inherits())
     assert training.hooks.after_step == []
     assert [name for name in vars(Callback) if not name.startswith("_")] == [*EVENTS, "evaluation_weights"]
-    with pytest.raises(ConfigError, match="none of the methods start, step, evaluation, save, end"):
+    with pytest.raises(ConfigError, match="none of the methods on_start, on_step, on_evaluation, on_save, on_end"):
         components(f"+callbacks.mine._target_={HERE}.nothing")  # a function: what it returns is known on the ranks
 
 
@@ -204,7 +204,7 @@ def test_an_exception_names_the_callback() -> None:
     training, _ = run(failing=Failing())
     with pytest.raises(RuntimeError, match="no luck") as caught:
         training.train()
-    assert caught.value.__notes__ == ["config key: callbacks.failing (in its `step`)"]
+    assert caught.value.__notes__ == ["config key: callbacks.failing (in its `on_step`)"]
 
 
 @pytest.mark.parametrize(
@@ -270,10 +270,10 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
 
 def test_a_callback_that_inherits_has_the_events_that_are_its_own() -> None:
     class Late(interfaces.Callback):
-        def end(self, run: interfaces.Run) -> None:
+        def on_end(self, run: interfaces.Run) -> None:
             """Of its own."""
 
-    assert implements(Late(), "end") and not implements(Late(), "evaluation_weights")
+    assert implements(Late(), "on_end") and not implements(Late(), "evaluation_weights")
     assert not implements(Diary(), "evaluation_weights")
 
 
