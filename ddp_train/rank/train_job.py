@@ -37,7 +37,7 @@ from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.loop.hooks import RunServices, StopLine
+from ddp_train.training.loop.hooks import RunServices
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
@@ -71,7 +71,7 @@ def train_job(run: RankRun) -> Status:
     """Train to the end or to a stop, write result.json, and return the run's status. Collective."""
     run = with_known_micro_batch(run)
     components = build_components(run)
-    trainer = prepare_trainer(run, components, run.stop)
+    trainer = prepare_trainer(run, components)
     return Status.COMPLETED if trainer is None else finish_run(run, trainer, train(run, trainer))
 
 
@@ -107,7 +107,7 @@ def _sweep_of(run_folder: RunFolder) -> Path | None:
     return sweep_of(run_folder.root)
 
 
-def prepare_trainer(run: RankRun, components: Components, stop: StopLine) -> Trainer | None:
+def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
     """Begin or resume the run, and return its trainer; None: an earlier attempt has completed the run. Collective."""
     keep = retention(run.job.config.checkpoint, components)  # before anything is changed: it may refuse
     data_changes = _begin_or_resume(run, components)
@@ -138,7 +138,7 @@ def prepare_trainer(run: RankRun, components: Components, stop: StopLine) -> Tra
         phases=run.phases,
         records=records,
         checkpoints=checkpoints,
-        stop=stop,
+        stop=run.stop,
         started_at=time.time() - (time.monotonic() - run.started_monotonic),
     )
     return build_trainer(run.job.config, components, run.state, run.world, services)
@@ -149,11 +149,28 @@ def _begin_or_resume(run: RankRun, components: Components) -> list[str]:
 
     Return how the data has changed since the checkpoint, if that was accepted.
     """
-    job, config, world, state = run.job, run.job.config, run.world, run.state
+    checkpoint, data_changes = _choose_checkpoint(run, components)
+    _load(run, components, checkpoint)
+    if run.job.checkpoint is not None:
+        _forget_named_checkpoint(run)
+    if run.world.is_main:
+        print(summary.plan(run.job, components, run.state), flush=True)
+    return data_changes
+
+
+def _choose_checkpoint(run: RankRun, components: Components) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint to resume from (None: the run begins), and how the data has changed since; set later ones aside. Collective."""
+    job, world = run.job, run.world
     checkpoint = resumed_checkpoint(job.run_folder, job.checkpoint, world, on_progress=run.phases.report_progress)
-    data_changes = require_same_data(checkpoint, components.data_identity, world, config) if checkpoint else []
+    data_changes = require_same_data(checkpoint, components.data_identity, world, job.config) if checkpoint else []
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
+    return checkpoint, data_changes
+
+
+def _load(run: RankRun, components: Components, checkpoint: Path | None) -> None:
+    """Load the checkpoint into the components and the state; None: the initial weights, if others are to be taken. Collective."""
+    config, world, state = run.job.config, run.world, run.state
     if checkpoint is not None:
         rebuild_buckets(components, world)
     elif config.init_from is not None:
@@ -162,13 +179,14 @@ def _begin_or_resume(run: RankRun, components: Components) -> list[str]:
         seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.early_end is not None and not state.early_end.holds(config.callbacks):
         state.early_end = None  # asked of a callback that is not there any more, or not as it was
-    if job.checkpoint is not None:  # it was named, and is loaded: from now on the newest one counts
-        remember_run(job.run_folder.root)
-        if world.is_main and job.run_folder.launch.is_dir():  # also for the next start of what was submitted
-            job.run_folder.continued.touch()
-    if world.is_main:
-        print(summary.plan(job, components, state), flush=True)
-    return data_changes
+
+
+def _forget_named_checkpoint(run: RankRun) -> None:
+    """Let later starts resume from the newest checkpoint: the one that a person named for this start is loaded."""
+    run_folder = run.job.run_folder
+    remember_run(run_folder.root)
+    if run.world.is_main and run_folder.launch.is_dir():  # also for the next start of what was submitted
+        run_folder.continued.touch()
 
 
 def _load_initial_weights(config: RunConfig, weights: Path, components: Components, world: World) -> None:
