@@ -6,6 +6,7 @@ are dead (docs/decisions/0008-restart.md). Nor do all ranks know the number of t
 """
 
 import json
+import math
 import secrets
 import socket
 import time
@@ -93,9 +94,8 @@ def round_trip_s(store: dist.Store) -> float:
 
 
 def wait_for_thread(thread: Thread) -> None:
-    """Wait, in the main thread, for a thread of this rank that hears from the other ranks."""
-    while thread.is_alive():
-        time.sleep(0.002)  # not join: the watch on hangs sees in this rank's stack, by this file, that it waits for others
+    """Wait, in the main thread, for a thread of this rank that hears from the other ranks: the watch on hangs sees a wait for ranks."""
+    wait_until(lambda: not thread.is_alive(), within_s=math.inf, every_s=0.002)  # not join, in which it could be any thread
 
 
 def set_all(store: dist.Store, keys: Sequence[str], value: str) -> None:

@@ -20,7 +20,6 @@ _WAITS = ("torch/distributed/", "torch/nn/parallel/", _BACKWARD, *failure.FILES_
 """Files of the innermost frame of a rank that waits for others; in backward, DDP reduces the gradients."""
 _READS = ("ddp_train/data/", "ddp_train/loader/")  # in the stack of a rank that reads samples itself, except these files:
 _READS_NOTHING = ("ddp_train/loader/loader.py", "ddp_train/loader/device_copy.py")
-_POLLING = "ddp_train/system/process.py"  # the frame outside of it shows what is waited for
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
 _ERROR = "Hang"
@@ -158,7 +157,7 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_
 
 def _waits(view: RankView) -> bool:
     """Tell whether a rank waits for others, by its stack."""
-    innermost = next((frame.filename for frame in reversed(view.frames) if not frame.filename.endswith(_POLLING)), "")
+    innermost = next((frame.filename for frame in reversed(view.frames) if not failure.is_polling(frame)), "")
     return any(path in innermost for path in _WAITS)
 
 

@@ -17,9 +17,6 @@ WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]
 SAVES = [FrameSummary("/site-packages/ddp_train/checkpoint/save.py", 7, "finish")]
 WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/distributed/store.py", 30, "wait_for_thread")]
-POLLS = FrameSummary("/site-packages/ddp_train/system/process.py", 20, "wait_until")
-ASKS_OTHERS = [FrameSummary("/site-packages/ddp_train/rank/peers.py", 7, "ask_others"), POLLS]
-LOOKS_FOR_A_FILE = [FrameSummary("/site-packages/ddp_train/rank/provenance.py", 7, "_sees"), POLLS]
 OWN = [FrameSummary("/home/me/model.py", 7, "forward")]
 
 
@@ -36,7 +33,7 @@ def guilty(*ranks: RankView, overdue: list[int] | None = None) -> list[int]:
 
 
 def test_the_files_of_ours_by_which_a_rank_is_judged_are_there() -> None:
-    paths = (*diagnosis._WAITS, *diagnosis._READS, *diagnosis._READS_NOTHING, diagnosis._POLLING)
+    paths = (*diagnosis._WAITS, *diagnosis._READS, *diagnosis._READS_NOTHING)
     ours = [path for path in paths if path.startswith("ddp_train/")]
     assert len(ours) > 4
     assert [path for path in ours if not (FOLDER.parent / path).exists()] == []
@@ -46,7 +43,6 @@ def test_a_rank_in_a_collective_is_innocent() -> None:
     assert guilty(view(0, WAITS), view(1, OWN), view(2, BACKWARD)) == [1]
     assert guilty(view(0, WAITS), view(1, WAITS), view(2, BACKWARD)) == []
     assert guilty(view(0, WAITS_FOR_SAVES), view(1, SAVES), view(2, WAITS_FOR_SAVES)) == [1]
-    assert guilty(view(0, ASKS_OTHERS), view(1, LOOKS_FOR_A_FILE), view(2, ASKS_OTHERS)) == [1]
 
 
 def test_what_the_kernel_knows_comes_before_stacks() -> None:
