@@ -34,6 +34,7 @@ class AgentOptions:
 
     grace_s: int  # `cluster.grace_s`
     run_folder: RunFolder | None = None  # of the run, where the agent has one
+    node_rank: int = 0  # of this machine, among several
     in_sweep: bool = False  # the sweep shows failures, and counts them
     restarts: int | None = None  # how often the ranks of several machines were started again; None: this agent counts
     uses_torch_agent: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it

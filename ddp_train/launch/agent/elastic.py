@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,13 +24,13 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher import api
 
 from ddp_train.config.cluster import LOOPBACK, REGISTRY
 from ddp_train.distributed.store import join_served, serve_store, serve_store_on
+from ddp_train.launch.agent.failures import FailureHandler
 from ddp_train.launch.agent.ranks import Ranks
 from ddp_train.system.process import STOP_SIGNALS, wait_for_ends
 
@@ -40,11 +40,8 @@ _OTHERS_WITHIN_S = 0.1  # how long ranks that fail at the same time have to end 
 _LOOKS_EVERY_S = 1.0
 """How often it looks at the ranks by itself. The end of one and a signal wake it at once, and every look takes a processor from them."""
 
-HandleFailures = Callable[[Mapping[int, ProcessFailure], int], bool]
-"""Records failures by rank, and tells whether the ranks are started again; is told how many restarts are left."""
 
-
-def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, handle_failures: HandleFailures, restarts: int = 0) -> None:
+def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, failures: FailureHandler, restarts: int = 0) -> None:
     """Run torch's agent, with our rules, to its end. `torch.distributed.run.run` is torch's own without them (`cluster.agent=torch`).
 
     `grace_s`: `cluster.grace_s`. `restarts`: how often the ranks were started again before, by other agents: they are told so.
@@ -55,7 +52,7 @@ def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, handle_
     if options.max_restarts == 0:
         ranks.to_start = int(options.nproc_per_node)
     options.log_dir = os.devnull  # torch would leave an empty folder in TMPDIR for each start
-    with _torch_patched(partial(_Agent, grace_s=grace_s, handle_failures=handle_failures, restarts=restarts), ranks):
+    with _torch_patched(partial(_Agent, grace_s=grace_s, failures=failures, restarts=restarts), ranks):
         torchrun.run(options)
 
 
@@ -79,9 +76,9 @@ def _torch_patched(agent: Callable[..., LocalElasticAgent], ranks: Ranks) -> Ite
 
 
 class _Agent(LocalElasticAgent):
-    def __init__(self, *arguments: Any, grace_s: int, handle_failures: HandleFailures, restarts: int, **options: Any) -> None:
+    def __init__(self, *arguments: Any, grace_s: int, failures: FailureHandler, restarts: int, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "logs_specs": _NoLogs(os.devnull)})
-        self._grace_s, self._handle_failures = grace_s, handle_failures
+        self._grace_s, self._failures = grace_s, failures
         self._remaining_restarts -= restarts
         self._ends_within_s = _SURVIVORS_S  # how long the ranks have in `close`
 
@@ -104,7 +101,7 @@ class _Agent(LocalElasticAgent):
         stops = [number for number in ended_by if number in STOP_SIGNALS]
         if result.is_failed() and stops:
             raise SignalException("a rank was stopped before it listened", sigval=signal.Signals(stops[0]))
-        if result.is_failed() and not self._handle_failures(result.failures, self._remaining_restarts):
+        if result.is_failed() and not self._failures.handle(result.failures, self._remaining_restarts):
             self._remaining_restarts = 0
         return result
 

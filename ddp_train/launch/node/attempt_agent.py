@@ -104,7 +104,8 @@ class AttemptAgent:
         if self.attempt.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
             remember_run(self._job.begins_at, owner=os.getpid())  # no rank came so far as to write it
         files = [] if self._listener is None else [self._listener.fileno()]
-        options = AgentOptions(grace_s=self._this_node.cluster.grace_s, run_folder=self.folder, restarts=self.attempt.restarts)
+        grace_s, attempt = self._this_node.cluster.grace_s, self.attempt
+        options = AgentOptions(grace_s=grace_s, run_folder=self.folder, node_rank=attempt.rank, restarts=attempt.restarts)
         self._agent = agent = start_agent(options, self._arguments(host), environment=self._environment(), files=files)
         if self._listener is not None:
             self._listener.close()
