@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,14 @@ class LocalWeights(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class ExchangeClock:
+    """Times a strategy's exchanges (`Strategy.set_clock`). By default it times nothing."""
+
+    around: Callable[[], AbstractContextManager[object]] = nullcontext  # the context of an exchange outside backward
+    begin_in_backward: Callable[[], object] = lambda: None  # all gradients are there: from now on backward waits for the exchange
+
+
 class Strategy(StrategyConstants, ABC):
     """Which rank keeps which weights, gradients and optimizer state, and when the ranks exchange them.
 
@@ -74,8 +82,7 @@ class Strategy(StrategyConstants, ABC):
     graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
     local_weights: LocalWeights | None = None  # each rank steps its own; None: after a step all are the same
-    exchange_is_timed: bool = False  # that within backward, by `watch_exchange`; else its time is in forward's and backward's
-    _exchange_context: Callable[[], AbstractContextManager[object]] = nullcontext
+    exchange_is_timed: bool = False  # that within backward, by `begin_in_backward`; else its time is in forward's and backward's
 
     @abstractmethod
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
@@ -102,6 +109,9 @@ class Strategy(StrategyConstants, ABC):
         """Return the memory of each of so many ranks: `ddp-train plan` asks on one rank, before anything is sharded."""
         return RankMemory()
 
+    def set_clock(self, clock: ExchangeClock) -> None:
+        """Time exchanges by this clock from now on. Called before the first step; after the last one with one that times nothing."""
+
     def start_training(self, trained_module: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
         """Training starts, or goes on from a checkpoint, after which this is called again. The weights are in place.
 
@@ -117,10 +127,6 @@ class Strategy(StrategyConstants, ABC):
     def reduce_gradients(self, trained_module: nn.Module, step: int) -> None:
         """Put the mean over the ranks in the place of each gradient, where backward did not; after `step` steps. Collective."""
 
-    def watch_exchange(self, wrapped: nn.Module, on_begin: Callable[[], object]) -> Callable[[], object]:
-        """Call something in each backward when all gradients are there, and what it then waits for is not; return what ends that."""
-        return lambda: None
-
     def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
         """Tell, after the optimizer's step, whether gradients are better zeroed in place than set to None; of several micro-batches."""
         return False
@@ -134,16 +140,6 @@ class Strategy(StrategyConstants, ABC):
         With `local_weights` it is kind -> parameter -> tensor, and compared between the ranks while their weights are equal.
         """
         return {}
-
-    @final
-    def exchanging(self) -> AbstractContextManager[object]:
-        """Return a context for an exchange outside backward, by which the loop times it: `with self.exchanging():` in the strategy."""
-        return self._exchange_context()
-
-    @final
-    def set_exchange_context(self, context: Callable[[], AbstractContextManager[object]]) -> None:
-        """Let `exchanging` return `context()` from now on; the loop calls it, before the first step."""
-        self._exchange_context = context
 
 
 class AdaptedStrategy(Adapted, Strategy, base=Strategy):

@@ -1,7 +1,7 @@
 """Data parallelism with a full copy of the model on every rank."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_train.errors import conflict, join_few
-from ddp_train.interfaces import Strategy
+from ddp_train.errors import ConfigError, conflict, join_few
+from ddp_train.interfaces import ExchangeClock, Strategy
 from ddp_train.interfaces.parameters import named_parameters
 from ddp_train.traits import NeedsGpu
 
@@ -51,7 +51,10 @@ class DDP(Strategy):
         reduce_dtype: Literal["bfloat16", "float16"] | None = None,
         sync_batchnorm: bool = False,
     ) -> None:
-        self.graph_is_static, self._reduce_dtype, self._sync_batchnorm = static_graph, reduce_dtype, sync_batchnorm
+        self.graph_is_static = static_graph
+        self.clock = ExchangeClock()
+        self._watched = set[nn.Parameter]()  # the first ones of what is wrapped, whose gradients mostly come last
+        self._reduce_dtype, self._sync_batchnorm = reduce_dtype, sync_batchnorm
         self._ddp_options: dict[str, Any] = {
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
@@ -66,10 +69,17 @@ class DDP(Strategy):
         if self._sync_batchnorm:
             model = _synchronised(model)
         module = _DDPModule(model, device_ids=[device] if device.type == "cuda" else None, **self._ddp_options)
-        module.exchanging = self.exchanging
+        module.strategy = self
+        first = next(parameter for parameter in module.parameters() if parameter.requires_grad)
+        if first not in self._watched:  # by an earlier call
+            first.register_post_accumulate_grad_hook(self._queue_clock)
+            self._watched.add(first)
         if (hook := self._comm_hook()) is not None:
             module.register_comm_hook(None, hook)
         return module
+
+    def set_clock(self, clock: ExchangeClock) -> None:
+        self.clock = clock
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which backward keeps gradients local. Forward must be inside, too.
@@ -84,17 +94,6 @@ class DDP(Strategy):
             raise conflict("strategy.static_graph", happened, "false, or trainer.grad_accum_steps=1")
         return wrapped.no_sync()
 
-    def watch_exchange(self, wrapped: nn.Module, on_begin: Callable[[], object]) -> Callable[[], object]:
-        """Let torch call what was queued in a backward at its end, in this order: DDP queues its wait with the last gradient.
-
-        Where a step has no gradient for the module's first parameter, nothing is called.
-        """
-        if not isinstance(wrapped, DistributedDataParallel):
-            return lambda: None
-        engine: Any = torch.autograd.Variable._execution_engine
-        first = next(parameter for parameter in wrapped.parameters() if parameter.requires_grad)
-        return first.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(on_begin)).remove  # type: ignore[no-any-return]
-
     def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
         """Tell whether gradients stay in the buckets. Else the first micro-batch of a step allocates them again, next to the buckets.
 
@@ -102,6 +101,14 @@ class DDP(Strategy):
         """
         is_ddp = isinstance(wrapped, DistributedDataParallel)
         return is_ddp and bool(wrapped.gradient_as_bucket_view) and not wrapped.find_unused_parameters
+
+    def _queue_clock(self, parameter: Tensor) -> None:
+        """Let torch call the clock at the end of this backward, before DDP waits: DDP queues its wait with the last gradient.
+
+        Where a step has no gradient for the module's first parameter, the clock is not called.
+        """
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self.clock.begin_in_backward)
 
     def _comm_hook(self) -> Callable[[Any, Any], Future[Tensor]] | None:
         """Return torch's hook that exchanges a bucket of gradients in another type; None: torch's own way."""
@@ -125,9 +132,9 @@ def _synchronised(model: nn.Module) -> nn.Module:
 
 
 class _DDPModule(DistributedDataParallel):
-    """torch's DDP, which lets the loop time its copies of buffers, and names the parameters that had no gradient in the step before."""
+    """torch's DDP, whose exchanges are timed, and which names the parameters that had no gradient in the step before."""
 
-    exchanging: Callable[[], AbstractContextManager[object]]  # the strategy's
+    strategy: DDP  # whose clock times the exchanges
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         try:
@@ -136,15 +143,19 @@ class _DDPModule(DistributedDataParallel):
             unused_numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
             if unused_numbers is None:
                 raise
-            parameters = named_parameters(self.module).items()
-            trained = [name for name, parameter in parameters if parameter.requires_grad]  # in the order of torch's numbers
-            unused = [trained[int(number)] for number in unused_numbers[1].split()]
-            part = f"{len(unused)} of the model's {len(trained)} parameters"
-            happened = f"is false, and {part} did not contribute to the last step's loss: {join_few(unused)}"
-            expected = "a gradient for every parameter in every step, for which DDP waits; or requires_grad=False"
-            raise conflict("strategy.find_unused_parameters", happened, "true", expected=expected) from None
+            raise _unused_parameters(self.module, [int(number) for number in unused_numbers[1].split()]) from None
 
     def _sync_buffers(self) -> None:
         """Copy rank 0's buffers before a forward, which waits for it."""
-        with self.exchanging():
+        with self.strategy.clock.around():
             super()._sync_buffers()  # type: ignore[no-untyped-call]
+
+
+def _unused_parameters(module: nn.Module, numbers: Sequence[int]) -> ConfigError:
+    """Return the error for parameters without a gradient, by torch's numbers."""
+    trained = [name for name, parameter in named_parameters(module).items() if parameter.requires_grad]  # in the order of the numbers
+    unused = [trained[number] for number in numbers]
+    part = f"{len(unused)} of the model's {len(trained)} parameters"
+    happened = f"is false, and {part} did not contribute to the last step's loss: {join_few(unused)}"
+    expected = "a gradient for every parameter in every step, for which DDP waits; or requires_grad=False"
+    return conflict("strategy.find_unused_parameters", happened, "true", expected=expected)

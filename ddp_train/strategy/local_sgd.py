@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.interfaces.parameters import plain_name
-from ddp_train.interfaces.strategy import MemoryKey, RankMemory, Strategy, memory_key
+from ddp_train.interfaces.strategy import ExchangeClock, MemoryKey, RankMemory, Strategy, memory_key
 from ddp_train.strategy.means import copy_tensors_from_main, means, wide
 from ddp_train.traits import refuse_modes
 
@@ -44,6 +44,7 @@ class LocalSGD(Strategy):
         self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
         self._is_mean, self.weights_are_equal = False, True
         self.local_weights = self
+        self._clock = ExchangeClock()
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         model = model.to(device)
@@ -52,6 +53,9 @@ class LocalSGD(Strategy):
         self._size, self._has_rank_0s_weights = world_size, True
         self._synchronises = world_size > 1 or self._is_outer
         return model
+
+    def set_clock(self, clock: ExchangeClock) -> None:
+        self._clock = clock
 
     def start_training(self, trained_module: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
         self._trained_module, self.weights_are_equal = trained_module, weights_are_equal
@@ -67,7 +71,7 @@ class LocalSGD(Strategy):
         is_time = step % self._every_steps == 0
         self.weights_are_equal = is_time or self._size == 1
         if is_time and self._synchronises:
-            with self.exchanging():
+            with self._clock.around():
                 self._synchronise()
 
     @contextmanager

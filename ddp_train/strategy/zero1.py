@@ -54,7 +54,7 @@ class Zero1(DDP):
             _replace(optimizer, {shard.rows: shard.whole for shard in shards})
             for shard in shards:
                 shard.rows.grad = None
-            with self.exchanging():
+            with self.clock.around():
                 for bucket in together:
                     _all_gather(bucket)
 

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import partial
 from socket import gethostname
 from threading import Thread
@@ -25,6 +26,7 @@ from torch import nn
 from torch.distributed import DistError
 
 from ddp_train.distributed.store import round_trip_s
+from ddp_train.interfaces import ExchangeClock
 from ddp_train.run_folder.result import Status
 from ddp_train.system import process_env
 from ddp_train.system.phase import PART_OF_PHASE, Part, Phase
@@ -141,7 +143,6 @@ class TimeRecord:
         reason = f"{hidden} exchanges within forward and backward, while they compute"
         self._not_split = {Part.COMMUNICATION: reason} if hidden else {}
         self.split = (DeviceTimeSplit if self._world.device.type == "cuda" else TimeSplit)(self._not_split)
-        self._end_watches: list[Callable[[], object]] = []
         self._round_trip = 0.0  # seconds of a message to the ranks' store and back; 0: not known
         self._began = self._taken = self._written = 0.0  # by the monotonic clock: the first line, the last reading, the last line
         self._written_step, self._written_totals = 0, np.zeros(())
@@ -190,17 +191,15 @@ class TimeRecord:
         """Write the rest: the time of evaluations and saves after the last record. Collective."""
         self._write_rest(self._trainer.state.step)
         self._services.phases.forget(self.split.enter_phase)
-        for end_watch in self._end_watches:
-            end_watch()
+        self._trainer.components.strategy.set_clock(ExchangeClock())
 
     def _listen(self) -> None:
         """Listen to what a step is at: its marks, the strategy's exchanges, the rank's phases."""
-        strategy = self._trainer.components.strategy
-        self._trainer.train_step.marks.listen(self.split.mark)
+        exchanges = ExchangeClock(around=partial(self.split.mark, Part.COMMUNICATION))
         if not self._not_split:
-            exchange = partial(self.split.switch, Part.COMMUNICATION)
-            self._end_watches = [strategy.watch_exchange(turn.wrapped, exchange) for turn in self._trainer.components.turns.values()]
-        strategy.set_exchange_context(partial(self.split.mark, Part.COMMUNICATION))
+            exchanges = replace(exchanges, begin_in_backward=partial(self.split.switch, Part.COMMUNICATION))
+        self._trainer.components.strategy.set_clock(exchanges)
+        self._trainer.train_step.marks.listen(self.split.mark)
         self._services.phases.listen(self.split.enter_phase, is_first=True)  # before faults, whose time is that of the phase
 
     def _measure_round_trip(self) -> None:

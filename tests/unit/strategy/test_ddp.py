@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import pytest
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
+from ddp_train.interfaces import ExchangeClock
 from ddp_train.strategy import ddp
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.power_sgd import PowerSGD
@@ -107,23 +108,22 @@ def test_parameters_without_a_gradient_are_named_with_the_key_that_allows_them()
         dist.destroy_process_group()
 
 
-def test_what_comes_after_the_gradients_is_called_once_in_each_backward_when_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_is_called_once_in_each_backward_when_all_gradients_are_there_and_before_the_wait(group: None) -> None:
     net, found = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), list[list[bool]]()
+    strategy = DDP()
+    module = strategy.prepare(net, torch.device("cpu"), 2)
 
     def step() -> None:
-        net.zero_grad()
-        net(torch.ones(1, 2)).sum().backward()
+        module.zero_grad()
+        module(torch.ones(1, 2)).sum().backward()
 
-    def watch() -> Callable[[], object]:
-        return DDP().watch_exchange(net, lambda: found.append([each.grad is not None for each in net.parameters()]))
-
-    watch()  # one rank trains the plain model
-    step()
+    module(torch.ones(1, 2)).sum().backward()
     assert DDP.exchange_is_timed and found == []
-    monkeypatch.setattr(ddp, "DistributedDataParallel", nn.Sequential)
-    end = watch()
+    strategy.set_clock(ExchangeClock(begin_in_backward=lambda: found.append([each.grad is not None for each in net.parameters()])))
     step()
     step()
-    end()
+    with torch.no_grad():
+        module(torch.ones(1, 2))
+    strategy.set_clock(ExchangeClock())
     step()
     assert found == [[True] * 4] * 2

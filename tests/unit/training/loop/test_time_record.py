@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_train.interfaces import Strategy
+from ddp_train.interfaces import ExchangeClock, Strategy
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.local_sgd import LocalSGD
 from ddp_train.system.phase import Part, Phase
@@ -154,14 +154,25 @@ def test_communication_is_not_split_where_batch_norms_exchange_whatever_the_stra
     assert reason.startswith("batch norm of all ranks' samples")
 
 
-def test_a_strategy_tells_when_its_exchange_begins_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    begins, ended = list[Callable[[], object]](), list[str]()
-    monkeypatch.setattr(DDP, "watch_exchange", lambda strategy, wrapped, begin: begins.append(begin) or (lambda: ended.append("end")))
+def test_a_strategy_has_the_runs_clock_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = list[ExchangeClock]()
+    monkeypatch.setattr(DDP, "set_clock", lambda strategy, clock: clocks.append(clock))
     one_run = trainer(components("trainer.max_steps=1"))
     one_run.train()
-    assert len(begins) == 1 and ended == []
+    (given,) = clocks
+    given.begin_in_backward()
+    assert given.begin_in_backward() is Part.COMMUNICATION  # the part before
     one_run.end("completed")  # type: ignore[arg-type]
-    assert ended == ["end"]
+    assert clocks == [given, ExchangeClock()]
+
+
+def test_what_hides_within_backward_is_no_communication_though_the_strategy_says_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = list[ExchangeClock]()
+    monkeypatch.setattr(DDP, "set_clock", lambda strategy, clock: clocks.append(clock))
+    monkeypatch.setattr(time_record, "_hidden_exchange", lambda components: "batch norm")
+    record = TimeRecord(trainer(components("trainer.max_steps=1"), world=replace(alone(), size=2)))
+    record._listen()
+    assert clocks[0].begin_in_backward is ExchangeClock().begin_in_backward
 
 
 @pytest.mark.parametrize("part", [Part.FORWARD])
