@@ -121,7 +121,7 @@ class RunConfig(RootConfig, Sections):
         return RunConfig.of({**self.tree, "trainer": {**self.tree["trainer"], "grad_accum_steps": accumulation}}, batch, self.left_out)
 
     def with_micro_batch(self, size: int) -> RunConfig:
-        """Return the same run with the measured micro-batch (`auto`); its tree and hash stay as composed."""
+        """Return the same run with the measured micro-batch in `loader` and `batch`; its tree and hash stay as composed, with `auto`."""
         batch = sizes_on(self.batch.world_size, self.batch.global_batch_size, size)
         return replace(self, loader=replace(self.loader, micro_batch_size=size), batch=batch)
 

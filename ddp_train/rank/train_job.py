@@ -145,10 +145,7 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
 
 
 def _begin_or_resume(run: RankRun, components: Components) -> list[str]:
-    """Put the components and the state where a checkpoint was saved, or where the run begins. Collective.
-
-    Return how the data has changed since the checkpoint, if that was accepted.
-    """
+    """Let the run go on from a checkpoint, or begin; return how its data has changed since, if that was accepted. Collective."""
     checkpoint, data_changes = _choose_checkpoint(run, components)
     _load(run, components, checkpoint)
     if run.job.checkpoint is not None:

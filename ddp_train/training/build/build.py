@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor
+from torch.optim import Optimizer
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
@@ -19,7 +20,7 @@ from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, SupportsPredict, TurnObjective
+from ddp_train.interfaces import AnyObjective, Scheduler, Strategy, SupportsPredict, TurnObjective
 from ddp_train.loader.dataset_adapter import Source
 from ddp_train.loader.loader import EvaluationLoader, OneBatchTrainLoader, TrainLoader
 from ddp_train.optimizer.groups import freeze
@@ -35,9 +36,9 @@ from ddp_train.training.build.make import (
 )
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.parts.components import Components, EvaluationComponents, fresh_states, make_turns
-from ddp_train.training.parts.metric import build_metrics, goals_of
-from ddp_train.training.record.throughput import make_throughput, peak_of
+from ddp_train.training.parts.components import Components, EvaluationComponents, Turn, fresh_states, make_turns
+from ddp_train.training.parts.metric import build_metrics
+from ddp_train.training.record.throughput import Throughput, make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import identity_of, require_same_meaning
 
@@ -54,6 +55,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     Raises UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
     use_precision(config.precision)
+    # The data first: what it says of itself, and the number of steps, are what `auto` arguments of all others take.
     source, eval_sources = _open_data(config, world)
     train_loader = _train_loader(source, config, world)
     by_epochs = train_loader.order.steps_in(config.trainer.max_epochs) if config.trainer.max_epochs is not None else None
@@ -61,41 +63,20 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     answers = _answers(config, source.facts, world)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
     strategy = make_strategy(config.strategy)
-    model, objective, trained_module = build_model_and_objective(config, world, answers, strategy)
-    eval_loaders = _eval_loaders(config, world, objective, eval_sources)
-    amp = instantiate(config.amp, key="amp", answers=answers)
-    metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
-    freeze(trained_module, groups_of(config.optimizer))
-    if not any(parameter.requires_grad for parameter in trained_module.parameters()):
-        raise ConfigError(key="model", happened="the model has no parameter to train")
-    peak = peak_of(world.device, amp, trained_module, cast=strategy.param_dtype if world.has_group else None)
-    throughput = make_throughput(world, objective, trained_module, source=source, peak=peak)
-    compiled, notes = _prepare_model(model, objective, config, world, compile_cache)
-    turns = make_turns(trained_module, objective, strategy, world)
-    optimizer = make_optimizer(config.optimizer, trained_module, rate_factor=config.rate_factor())
-    if world.has_group:
-        require_rows(strategy, optimizer)
-    optimizer_shards = strategy.setup_optimizer(optimizer) if world.has_group else {}
-    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics, eval_loaders))
+    parts = _build_model(config, world, answers, strategy, eval_sources)
+    throughput, compiled, notes = _prepare_model(parts, config, world, strategy, source=source, compile_cache=compile_cache)
+    turns, optimizer, optimizer_shards, scheduler = _build_optimization(parts, config, world, answers, strategy)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
     callbacks = make_callbacks(config.callbacks)
     components = Components(
-        model=model,
-        trained_module=trained_module,
-        objective=objective,
-        amp=amp,
-        eval_loaders=eval_loaders,
-        callbacks=callbacks,
+        **vars(replace(parts, compiled=compiled, callbacks=callbacks)),  # all that an evaluation has, too
         fresh_states=fresh_states(callbacks),
-        metrics=metrics,
-        forward_is_collective=strategy.shards_parameters and world.has_group,
-        compiled=compiled,
         turns=turns,
         strategy=strategy,
         optimizer=optimizer,
         optimizer_shards=optimizer_shards,
         scheduler=scheduler,
-        scaler=amp.scaler(world.device, world.size),
+        scaler=parts.amp.scaler(world.device, world.size),
         steps_in_backward=config.trainer.optimizer_in_backward,
         train_loader=train_loader,
         length_plan=data.make_length_plan(source, config.trainer),
@@ -109,27 +90,70 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     return _with_measured_micro_batch(components, config, world, source) if is_measured else components
 
 
+def _build_model(
+    config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy, eval_sources: Mapping[str, Source]
+) -> EvaluationComponents:
+    """Build the model and the objective, and what evaluates them. The strategy has not wrapped them yet. Collective."""
+    model, objective, trained_module = build_model_and_objective(config, world, answers, strategy)
+    return EvaluationComponents(
+        model=model,
+        trained_module=trained_module,
+        objective=objective,
+        eval_loaders=_eval_loaders(config, world, objective, eval_sources),
+        amp=instantiate(config.amp, key="amp", answers=answers),
+        metrics=build_metrics(config.evaluation.metrics, objective, world, answers),
+        forward_is_collective=strategy.shards_parameters and world.has_group,
+    )
+
+
 def _prepare_model(
-    model: nn.Module, objective: AnyObjective, config: RunConfig, world: World, compile_cache: Path | None
-) -> tuple[Compiled | None, list[str]]:
-    """Let the model recompute activations and be compiled, where the config says so. Return what compiles it, and notes. Collective."""
+    parts: EvaluationComponents, config: RunConfig, world: World, strategy: Strategy, *, source: Source, compile_cache: Path | None
+) -> tuple[Throughput, Compiled | None, list[str]]:
+    """Freeze parameters; let the model recompute activations and be compiled, where the config says so. Collective.
+
+    Return what measures its throughput, what compiles it, and notes. All of it comes before the strategy wraps the model, which must know
+    what is trained; and its throughput is that of the model as it was built.
+    """
+    freeze(parts.trained_module, groups_of(config.optimizer))
+    if not any(parameter.requires_grad for parameter in parts.trained_module.parameters()):
+        raise ConfigError(key="model", happened="the model has no parameter to train")
+    peak = peak_of(world.device, parts.amp, parts.trained_module, cast=strategy.param_dtype if world.has_group else None)
+    throughput = make_throughput(world, parts.objective, parts.trained_module, source=source, peak=peak)
     compiled = None
-    notes = [note_methods_not_called(model)]
+    notes = [note_methods_not_called(parts.model)]
     if config.activation_checkpointing.blocks is not None:
         from ddp_train.training.build.activation_checkpointing import checkpoint_activations  # a run without it does not import it
 
-        notes.append(checkpoint_activations(model, config.activation_checkpointing))
+        notes.append(checkpoint_activations(parts.model, config.activation_checkpointing))
     if config.compile.mode is not None:
         from ddp_train.training.parts.compiled import compile_model, compile_note
 
-        called = [*model.children()] if isinstance(objective, TurnObjective) else [model]
-        compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
+        called = [*parts.model.children()] if isinstance(parts.objective, TurnObjective) else [parts.model]
+        compiled = compile_model(parts.model, config.compile, world, parts=called, cache_folder=compile_cache)
         notes.append(compile_note(compiled, config.compile))
-    return compiled, [line for line in notes if line]
+    return throughput, compiled, [line for line in notes if line]
+
+
+def _build_optimization(
+    parts: EvaluationComponents, config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy
+) -> tuple[dict[str, Turn], Optimizer, Mapping[Tensor, Tensor], Scheduler]:
+    """Return the turns, the optimizer, the shards that it steps, and the scheduler. Collective.
+
+    The strategy wraps the model first: that may move its parameters, or shard them, and the optimizer takes them as they are then.
+    """
+    turns = make_turns(parts.trained_module, parts.objective, strategy, world)
+    optimizer = make_optimizer(config.optimizer, parts.trained_module, rate_factor=config.rate_factor())
+    if world.has_group:
+        require_rows(strategy, optimizer)
+    shards = strategy.setup_optimizer(optimizer) if world.has_group else {}
+    return turns, optimizer, shards, make_scheduler(config.scheduler, optimizer, answers=answers, goals=parts.goals)
 
 
 def _with_measured_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> Components:
-    """Return the components with a train loader of the largest micro-batches that fit (`loader.micro_batch_size=auto`). Collective."""
+    """Return the components with a train loader of the largest micro-batches that fit (`loader.micro_batch_size=auto`). Collective.
+
+    Sizes are tried with samples of the train loader, which itself has one size for good: so another one is made.
+    """
     from ddp_train.training.check.micro_batch import largest_micro_batch
 
     sizes = [config.batch.global_batch_size, *(change.value for change in config.trainer.batch_size_schedule or ())]
@@ -160,21 +184,11 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     data.place_data(sources.values(), config.loader, world)
     added = _answers(config, next(iter(sources.values())).facts, world)  # with what was typed: another metric
     strategy = make_strategy(config.strategy)
-    model, objective, trained_module = build_model_and_objective(config, world, added, strategy)
-    is_sharded = strategy.shards_parameters and world.has_group
-    if is_sharded:
-        trained_module = strategy.prepare(trained_module.requires_grad_(False), world.device, world.size)
-    else:
-        trained_module.to(world.device)
-    return EvaluationComponents(
-        model=model,
-        trained_module=trained_module,
-        objective=objective,
-        amp=instantiate(config.amp, key="amp", answers=added),
-        eval_loaders=_eval_loaders(config, world, objective, sources),
-        metrics=build_metrics(config.evaluation.metrics, objective, world, added),
-        forward_is_collective=is_sharded,
-    )
+    parts = _build_model(config, world, added, strategy, sources)
+    if parts.forward_is_collective:
+        return replace(parts, trained_module=strategy.prepare(parts.trained_module.requires_grad_(False), world.device, world.size))
+    parts.trained_module.to(world.device)
+    return parts
 
 
 def _open_data(config: RunConfig, world: World) -> tuple[Source, dict[str, Source]]:
