@@ -43,9 +43,6 @@ class Location(NamedTuple):
             return self._claim()
         lock_run(self.folder, key=self.key)
         self.require_same(checked)
-        RunFolder(self.folder).archive_failure()
-        if not is_torchrun_worker():
-            RunFolder(self.folder).cancelled.unlink(missing_ok=True)
         return self.folder
 
     def claim_for_sweep(self) -> Path:

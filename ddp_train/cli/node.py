@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ddp_train.cli.saved_run import TRUST, ask_trust, parse_words
 from ddp_train.config.cluster import max_restarts
-from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
+from ddp_train.errors import DONE, INTERRUPTED, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import signals, source_copy
 from ddp_train.launch.agent_process import start_fork_server
-from ddp_train.launch.job import Training
+from ddp_train.launch.job import Job, Training
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, rendezvous_under_an_engine
@@ -21,7 +21,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import close_before_start
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.run_folder.sweep import update_table
 from ddp_train.system.folder_lock import lock
 
@@ -59,7 +59,7 @@ def node(arguments: list[str], runner: JobRunner) -> int:
 def _run_own_part(spec: Spec, rendezvous: NodeRendezvous, runner: JobRunner) -> int:
     """Lock the folder, collect the facts of this machine, and run."""
     run_folder = spec.job.run_folder
-    if rendezvous.is_first and (code := _lock_folder(run_folder)) is not None:
+    if rendezvous.is_first and (code := _lock_folder(spec.job, runner)) is not None:
         return code
     try:
         _enter_environment(spec)
@@ -102,12 +102,12 @@ def _this_node(spec: Spec, rendezvous: NodeRendezvous) -> ThisNode:
     return ThisNode(rendezvous=rendezvous, cluster=cluster, facts=facts, max_restarts=max_restarts(cluster, {}), job=job)
 
 
-def _lock_folder(run_folder: RunFolder) -> int | None:
+def _lock_folder(job: Job, runner: JobRunner) -> int | None:
     """Lock the run's folder for this launch (the first machine), before anything is written; return an exit code if it is not to begin."""
     deadline = time.monotonic() + _UNLOCKED_WITHIN_S
     while True:
         try:
-            lock(run_folder.root, key="RUN")
+            lock(job.run_folder.root, key="RUN")
             break
         except ConfigError:
             if signals.early_stops:  # a batch system does not wait
@@ -115,11 +115,9 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_S)
-    if no_progress := close_before_start(run_folder):
-        no_progress.show(run_folder)
-        return NO_PROGRESS
-    run_folder.archive_failure()
-    return None
+    job.run_folder.archive_failure()
+    no_progress = AttemptCount(job.run_folder).close_unfinished()
+    return None if no_progress is None else runner.end_without_progress(job, no_progress)
 
 
 def _fails_the_run(run_folder: RunFolder, rendezvous: NodeRendezvous) -> bool:

@@ -9,7 +9,7 @@ from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose_and_run
 from ddp_train.cli.location import lock_run
 from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, parse_words, refuse_without_effect, require_more, run_of
-from ddp_train.config.cluster import ENGINES
+from ddp_train.config.cluster import engine_name_of
 from ddp_train.config.saved import config_text
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import machines
@@ -54,14 +54,11 @@ def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = 
         fix = f"ddp-train {'predict' if job.work.predicts else 'evaluate'} {shlex.quote(job.work.checkpoint)}"
         raise ConfigError(key="resume", happened=f"{job.run_folder.as_typed()} is an evaluation, and it is done", fix=fix)
     refuse_without_effect(job, overrides)
-    if job.config.cluster.launcher in ENGINES and not is_torchrun_worker():
+    if engine_name_of(job.config.cluster) is not None:
         require_more(job)
-    job.run_folder.archive_failure()
-    if not is_restart:
-        job.run_folder.cancelled.unlink(missing_ok=True)
     saved = job.run_folder.config.read_text()
     job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-    code = runner.run_to_end(job)
+    code = runner.run_to_end(job, is_restart=is_restart)
     if code == WRONG_INPUT:  # the ranks have refused the overrides, and trained nothing: the run keeps its config
         job.run_folder.record_config(saved)
     return code

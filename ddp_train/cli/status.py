@@ -19,7 +19,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.progress import LogTail, evaluation_line, newest_record, progress_line, slow_ranks
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import close_before_requeue, count_attempt
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.run_folder.times import describe_goodput, read_goodput
 from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
@@ -175,11 +175,11 @@ def _verdict(run_folder: RunFolder, options: Mapping[str, str]) -> Verdict:
         verdict = Verdict(Outcome.NEVER, f"its machines ended with exit code {ended}; fix the cause in its log", ended)
     if "--begins" in options and verdict.outcome == Outcome.AGAIN:
         try:
-            if no_progress := close_before_requeue(run_folder):
+            if no_progress := AttemptCount(run_folder).close_before_requeue():
                 no_progress.show(run_folder)
                 verdict = verdict_of(run_folder)
             else:
-                count_attempt(run_folder, by_engine=True)
+                AttemptCount(run_folder).begin_under_engine()
         except OSError as error:
             verdict = Verdict(Outcome.NEVER, f"{run_folder.as_typed()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
     return verdict

@@ -38,6 +38,11 @@ _VARIABLES = {
 _ADDRESS = (("PET_MASTER_ADDR", "PET_MASTER_PORT"), ("MASTER_ADDR", "MASTER_PORT"))
 
 
+def engine_name_of(cluster: ClusterConfig) -> str | None:
+    """Return the engine that runs a job; None: this command, or the torchrun that started it, runs it."""
+    return cluster.launcher if cluster.launcher in ENGINES and not process_env.is_torchrun_worker() else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
     """How the machines of a run find each other."""

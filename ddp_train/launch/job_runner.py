@@ -9,11 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from ddp_train.config.cluster import engine_name_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.errors import UserError
+from ddp_train.errors import NO_PROGRESS, UserError
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import restart_note
+from ddp_train.run_folder.starts import AttemptCount, NoProgress
 from ddp_train.system.process_env import is_torchrun_worker
 
 
@@ -46,10 +48,21 @@ class JobRunner(ABC):
         """Note that a run or a sweep has begun in its folder: what goes wrong from now on is no mistake of the command line."""
         self.begun_folder = folder
 
-    def run_to_end(self, job: Job) -> int:
-        """Begin a run, run its job to its end, and return the exit code."""
+    def run_to_end(self, job: Job, *, is_restart: bool = False) -> int:
+        """Begin a run, or let it go on, run its job to its end, and return the exit code. `is_restart`: of ranks that have just died."""
         self.note_begun(job.run_folder.root)
+        if job.is_run and not is_restart:
+            job.run_folder.reopen()
+        if job.is_run and engine_name_of(job.config.cluster) is None:  # under an engine the first machine asks (`cli.node`)
+            no_progress = AttemptCount(job.run_folder).close_unfinished(counts_anew=job.checkpoint is not None and not is_restart)
+            if no_progress is not None:
+                return self.end_without_progress(job, no_progress)
         return self.launch_job(job)
+
+    def end_without_progress(self, job: Job, no_progress: NoProgress) -> int:
+        """Show why a run is not to begin, and return the exit code."""
+        no_progress.show(job.run_folder)
+        return NO_PROGRESS
 
     @abstractmethod
     def launch_job(self, job: Job) -> int:

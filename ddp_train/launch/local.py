@@ -4,12 +4,11 @@ import signal
 import time
 
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
-from ddp_train.errors import INTERRUPTED, NO_PROGRESS
+from ddp_train.errors import INTERRUPTED
 from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, start_agent, start_agent_and_wait
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
-from ddp_train.run_folder.starts import close_before_start
 from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system import devices, process_env
 from ddp_train.system.deadline import wait_until
@@ -23,13 +22,9 @@ def run_on_this_machine(job: Job) -> int:
 
     The agent finds a free port itself: any number of runs share a machine.
     """
-    if not job.is_run:
-        return _start_ranks_and_wait(job)
-    if no_progress := close_before_start(job.run_folder, counts_anew=job.checkpoint is not None):
-        no_progress.show(job.run_folder)
-        return NO_PROGRESS
-    before = job.run_folder.read_result()
-    return exit_code_after_agent(job.run_folder, _start_ranks_and_wait(job), before=before)
+    before, uses_compiler = job.run_folder.read_result(), job.config.uses_compiler
+    code = start_agent_and_wait(_options(job), arguments_for(job), environment=_environment(job), uses_compiler=uses_compiler)
+    return exit_code_after_agent(job.run_folder, code, before=before) if job.is_run else code
 
 
 class LocalSlot:
@@ -85,11 +80,6 @@ def arguments_for(job: Job) -> list[str]:
     cluster = job.config.cluster
     restarts = max_restarts(cluster, {}) if job.is_run and not job.in_sweep else 0  # a sweep starts its jobs again itself
     return agent_arguments(processes_of_nodes(cluster)[0], max_restarts=restarts)
-
-
-def _start_ranks_and_wait(job: Job) -> int:
-    uses_compiler = job.config.uses_compiler
-    return start_agent_and_wait(_options(job), arguments_for(job), environment=_environment(job), uses_compiler=uses_compiler)
 
 
 def _options(job: Job) -> AgentOptions:

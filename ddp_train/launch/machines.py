@@ -14,13 +14,12 @@ from dataclasses import replace
 from ddp_train.config.cluster import Rendezvous, max_restarts, processes_given, rendezvous_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.errors import NO_PROGRESS, PREEMPTED, TERMINATED, EnvironmentRefuses
+from ddp_train.errors import PREEMPTED, TERMINATED, EnvironmentRefuses
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node_facts.facts import collect, of_a_command_line
-from ddp_train.run_folder.starts import close_before_start
 from ddp_train.system import devices
 from ddp_train.system.network import is_address, listen
 from ddp_train.system.process_env import is_torchrun_worker
@@ -41,9 +40,6 @@ def meet_machines(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | 
 
 def lead(rendezvous: NodeRendezvous, job: Job) -> int:
     """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
-    if no_progress := close_before_start(job.run_folder, counts_anew=job.checkpoint is not None):
-        no_progress.show(job.run_folder)
-        return NO_PROGRESS
     this_node = _this_node(rendezvous, job.config)
     return _run(replace(this_node, job=job, max_restarts=this_node.max_restarts if job.is_run else 0))
 

@@ -169,7 +169,7 @@ class EngineSlot:
             if submission is not None and (is_there or run_folder.is_completed()):
                 self._id = submission.id
             else:
-                run_folder.cancelled.unlink(missing_ok=True)
+                run_folder.reopen()
                 self._id = submit_jobs([self._job], self._take_code(self._job.config.cluster.code_limit_mib), parallel=1)
         except EnvironmentRefuses as error:
             if str(error) != self._printed:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import Store
 
 from ddp_train.distributed.store import JoinedAttempt, wait_for
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, NO_PROGRESS, STOPPED, ConfigError, EnvironmentRefuses
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, STOPPED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import CommandLine, JobRunner
 from ddp_train.rank.rank import RankEnding, serve_job
 from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
-from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_before_start
+from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, NoProgress
 from ddp_train.system import process_env
 from ddp_train.system.process import command_line
 
@@ -71,20 +71,20 @@ class CommandGroup(JobRunner):
 
     def launch_job(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
-        run_folder = job.run_folder
-        counts_anew = job.checkpoint is not None and not self._attempt.begins_at
-        if no_progress := close_before_start(run_folder, counts_anew=counts_anew):
-            no_progress.show(run_folder)
-            message = no_progress.screen(run_folder).strip()
-            failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=message, exit_code=NO_PROGRESS).record(run_folder)
-            restart_note.remember_run(run_folder.root)
-            self._announce({"exit_code": NO_PROGRESS})
-            return NO_PROGRESS
         if process_env.joining_hangs(command_line(os.getppid()), os.environ):
             print("warning  a machine that joins would wait forever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
         text = job.to_json()
         self._announce({"job": text})
         return self._serve_job(Job.from_json(text)).exit_code  # what the others receive, to the letter
+
+    def end_without_progress(self, job: Job, no_progress: NoProgress) -> int:
+        """Show why a run is not to begin, and announce its exit code; recorded, so that a user's torchrun starts nothing again (rank 0)."""
+        run_folder, code = job.run_folder, super().end_without_progress(job, no_progress)
+        message = no_progress.screen(run_folder).strip()
+        failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=message, exit_code=code).record(run_folder)
+        restart_note.remember_run(run_folder.root)
+        self._announce({"exit_code": code})
+        return code
 
     def slots(self, folder: Path, count: int) -> list[Leader]:
         """Announce a sweep, and return the one place where its jobs run: these processes (rank 0)."""

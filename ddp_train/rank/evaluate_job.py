@@ -28,7 +28,7 @@ from ddp_train.rank.train_job import RankRun
 from ddp_train.run_folder.paths import COMPLETE, RunFolder, step_of
 from ddp_train.run_folder.progress import batch_notes, progress_of
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.starts import end_attempt
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.files import json_lines
 from ddp_train.system.phase import Phase
@@ -87,7 +87,7 @@ def evaluate_job(run: RankRun, evaluation: Evaluation) -> Status:
         seconds = round(time.monotonic() - run.started_monotonic, 3)
         result = Result(status=Status.COMPLETED, step=state.step, samples=state.samples, metrics=values, seconds=seconds)
         result.write(job.run_folder.result)
-        end_attempt(job.run_folder)
+        AttemptCount(job.run_folder).finish()
         lines = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
         print("", *lines, f"  {'evaluation':<20} {job.run_folder.as_typed()}", sep="\n", flush=True)
     world.barrier()  # no rank leaves before it is written

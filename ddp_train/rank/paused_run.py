@@ -7,7 +7,7 @@ from ddp_train.launch.job import Training
 from ddp_train.rank import train_job
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import count_attempt, end_attempt
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.system.phase import Phase
 from ddp_train.training.loop.hooks import Agreed
 from ddp_train.training.train_state import TrainState
@@ -49,8 +49,8 @@ def train_with_pause(run: train_job.RankRun) -> Status:
     train_job.end_training(run, trainer, Status.PREEMPTED)
     if run.world.is_main:
         trainer.services.records.close()
-        end_attempt(run.job.run_folder)
-        count_attempt(run.job.run_folder)
+        AttemptCount(run.job.run_folder).finish()
+        AttemptCount(run.job.run_folder).begin()
     run.world.barrier()
     state.reset()
     run.phases.enter(Phase.START, 0)

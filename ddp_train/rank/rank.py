@@ -27,7 +27,7 @@ from ddp_train.rank.train_job import RankRun, train_job
 from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
-from ddp_train.run_folder.starts import count_attempt, end_attempt
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.system import process_env, stack_dump
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.phase import Phases
@@ -76,7 +76,7 @@ def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent
                 stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
                 with stop.listening():
                     if world.is_main:
-                        count_attempt(job.run_folder)
+                        AttemptCount(job.run_folder).begin()
                     with code_captured(job.run_folder, world):
                         status = _train_or_evaluate(RankRun(job=job, world=world, state=state, stop=stop, phases=phases))
                     end_compilers()
@@ -149,7 +149,7 @@ def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO, *, is_use
 
 def _record_untrained_stop(run_folder: RunFolder, number: signal.Signals) -> None:
     """Record and print that a stop came before the first step (rank 0)."""
-    end_attempt(run_folder, is_saved=False)
+    AttemptCount(run_folder).finish(is_saved=False)
     if not run_folder.is_completed():
         Result(status=status_of(number)).write(run_folder.result)
     print(summary.stopped(run_folder, None), flush=True)

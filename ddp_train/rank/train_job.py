@@ -27,7 +27,7 @@ from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.progress import live_notes
 from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import Result, Status, status_of
-from ddp_train.run_folder.starts import end_attempt
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.run_folder.times import read_goodput
 from ddp_train.system import process_env
 from ddp_train.system.phase import Phase, Phases
@@ -114,7 +114,7 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
     if run.state.is_over(components.total_steps) and run.world.from_main(run.job.run_folder.is_completed):
         _save_missing_predictions(run, components)
         if run.world.is_main:
-            end_attempt(run.job.run_folder)
+            AttemptCount(run.job.run_folder).finish()
             print(summary.over(run.job, run.state), flush=True)
         return None
     if run.world.is_main:
@@ -304,7 +304,7 @@ def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: st
         trainer.services.records.close()
         result = replace(result, goodput=read_goodput(run_folder))
         result.write(run_folder.result)
-        end_attempt(run_folder, is_saved=not unsaved)
+        AttemptCount(run_folder).finish(is_saved=not unsaved)
     except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts
         happened = f"{run_folder.as_typed()} cannot be written: {error.strerror}"
         if is_done:

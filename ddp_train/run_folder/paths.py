@@ -123,6 +123,15 @@ class RunFolder:
         if not self.is_completed():
             self.result.unlink(missing_ok=True)
 
+    def reopen(self) -> None:
+        """Let the run go on because a person asks: archive its failure, and forget that it was cancelled.
+
+        The order: lock the folder; check what is to run; reopen; `AttemptCount.close_unfinished`, which may refuse; begin. What goes on by
+        itself only archives: ranks that start again, a further try of a sweep, an engine's machines.
+        """
+        self.archive_failure()
+        self.cancelled.unlink(missing_ok=True)
+
     def read_result(self) -> Result | None:
         """Return the content of result.json; None: it is missing or damaged."""
         return Result.read(self.result)

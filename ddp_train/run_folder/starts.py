@@ -1,15 +1,14 @@
 """starts.json: how often a run was started without a new checkpoint, by an agent, a scheduler or a script.
 
-After `MAX_STARTS_WITHOUT_CHECKPOINT` without a new checkpoint the run is not started again: exit code 93. Two kinds of attempts are not
-counted: one with a mistake that a person has to fix, and one that was stopped before it could save, unless an engine made it: the engine
-would start the run again for ever.
+After `MAX_STARTS_WITHOUT_CHECKPOINT` the run is not started again: exit code 93. Not counted are attempts with a mistake that a person has
+to fix, and those that were stopped before they could save, unless an engine made them: it would start the run again for ever.
 """
 
 import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
@@ -79,82 +78,95 @@ class _Starts:
         return NoProgress(checkpoint=self.checkpoint, step=step, endings=endings)
 
 
-def count_attempt(run_folder: RunFolder, *, by_engine: bool = False) -> None:
-    """Count an attempt. Rank 0 calls this at its begin; under an engine the program that starts the machines has counted it before.
+@dataclass(frozen=True)
+class AttemptCount:
+    """Counts the attempts of a run since its newest checkpoint, in starts.json. An attempt is open until a call records its end.
 
-    `by_engine`: also move away the result and report of earlier attempts: later ones are of this one. Only then it raises OSError.
+        call                  open before              count                            open after
+        begin_under_engine    any                      +1                               ENGINE
+        begin                 ENGINE                   as it is                         RANKS_OF_ENGINE
+                              any other                +1                               RANKS
+        finish                any                      0 if saved, else -1 for RANKS    NONE
+        fail                  any                      +1 for NONE; judged              NONE
+        close_unfinished      RANKS, RANKS_OF_ENGINE   judged                           NONE
+                              NONE, ENGINE             as it is                         as it is
+        close_before_requeue  any                      judged                           NONE
+
+    To judge takes 1 off for a failure that a person has to fix, and returns `NoProgress` where the count is too high: no other attempt may
+    begin. That comes once, with `failed` in result.json; then the count begins anew, for a person who has fixed the cause.
     """
-    if by_engine:
-        run_folder.archive_failure()
-    starts = _load(run_folder)
-    if not by_engine and starts.open == _CountedBy.ENGINE:
-        starts.open = _CountedBy.RANKS_OF_ENGINE
-    else:
+
+    run_folder: RunFolder
+
+    def begin_under_engine(self) -> None:
+        """Count an attempt before an engine starts the machines, and archive the failure of the one before it. May raise OSError."""
+        self.run_folder.archive_failure()
+        starts = self._load()
         starts.began.append(time.time())
-        starts.open = _CountedBy.ENGINE if by_engine else _CountedBy.RANKS
-    with nullcontext() if by_engine else suppress(OSError):  # a full disk: the run will say so itself
-        starts.write(run_folder)
+        starts.open = _CountedBy.ENGINE
+        starts.write(self.run_folder)
 
+    def begin(self) -> None:
+        """Count an attempt of ranks (rank 0), unless an engine has counted it."""
+        starts = self._load()
+        if starts.open == _CountedBy.ENGINE:
+            starts.open = _CountedBy.RANKS_OF_ENGINE
+        else:
+            starts.began.append(time.time())
+            starts.open = _CountedBy.RANKS
+        with suppress(OSError):  # a full disk: the run will say so itself
+            starts.write(self.run_folder)
 
-def end_attempt(run_folder: RunFolder, *, is_saved: bool = True) -> None:
-    """Record that the attempt has completed, or stopped in good order (rank 0). Unless it has saved, earlier ones still count."""
-    starts = _load(run_folder)
-    if is_saved:
-        starts.began.clear()
-    elif starts.open == _CountedBy.RANKS:
-        starts.began.pop()
-    starts.open = _CountedBy.NONE
-    starts.write(run_folder)
+    def finish(self, *, is_saved: bool = True) -> None:
+        """Record that the attempt has completed, or stopped in good order (rank 0). Unless it has saved, earlier ones still count."""
+        starts = self._load()
+        if is_saved:
+            starts.began.clear()
+        elif starts.open == _CountedBy.RANKS:
+            starts.began.pop()
+        starts.open = _CountedBy.NONE
+        starts.write(self.run_folder)
 
+    def fail(self) -> NoProgress | None:
+        """Record that the attempt has failed, also where that was before rank 0 could count it. For who has seen all ranks end."""
+        return self._close(counts_uncounted=True)
 
-def fail_attempt(run_folder: RunFolder) -> NoProgress | None:
-    """Record that the attempt has failed, also where that was before a process could count it; return why no other one may begin, if so.
+    def close_unfinished(self, *, counts_anew: bool = False) -> NoProgress | None:
+        """Before another attempt: record the failure of one of ranks whose end no process has recorded."""
+        if counts_anew:  # a person has chosen the checkpoint
+            self.run_folder.starts.unlink(missing_ok=True)
+        has_begun = self._load().open in (_CountedBy.RANKS, _CountedBy.RANKS_OF_ENGINE)  # an engine counts what is about to begin
+        return self._close() if has_begun else None
 
-    That reason comes once, with `failed` in result.json. Then the count begins anew, for a person who has fixed the cause.
-    """
-    return _close(run_folder, has_failed=True)
+    def close_before_requeue(self) -> NoProgress | None:
+        """Before an engine starts the machines once more: record the failure of any attempt whose end no process has recorded."""
+        return self._close()
 
-
-def close_before_start(run_folder: RunFolder, *, counts_anew: bool = False) -> NoProgress | None:
-    """Record the failure of an attempt of ranks whose end no process has recorded; return why no other one may begin, if so.
-
-    `counts_anew`: a person has chosen the checkpoint, and earlier attempts count no more.
-    """
-    if counts_anew:
+    def _close(self, *, counts_uncounted: bool = False) -> NoProgress | None:
+        run_folder = self.run_folder
+        starts = self._load()
+        files = run_folder.root.glob("failure*.json")  # reports of all attempts: failure.json, failure.1.json ...
+        reports = sorted(filter(None, map(failure.load_report, files)), key=lambda report: report.time)
+        last = reports[-1] if reports and (not starts.began or reports[-1].time >= starts.began[-1]) else None
+        if counts_uncounted and starts.open == _CountedBy.NONE:
+            starts.began.append(last.time if last else time.time())
+        starts.open = _CountedBy.NONE
+        if last is not None and last.exit_code in FINAL and starts.began:  # a person has to fix something before the next one
+            starts.began.pop()
+        no_progress = starts.judge(reports)
+        if no_progress is None:
+            with suppress(OSError):  # a full disk
+                starts.write(run_folder)
+            return None
         run_folder.starts.unlink(missing_ok=True)
-    has_begun = _load(run_folder).open in (_CountedBy.RANKS, _CountedBy.RANKS_OF_ENGINE)  # an engine counts what is about to begin
-    return _close(run_folder) if has_begun else None
+        with suppress(OSError):
+            error = f"{NO_PROGRESS_ERROR}: {no_progress.endings[-1]}"
+            Result(status=Status.FAILED, step=no_progress.step, error=error, has_no_progress=True).write(run_folder.result)
+        return no_progress
 
-
-def close_before_requeue(run_folder: RunFolder) -> NoProgress | None:
-    """Record the failure of any attempt whose end no process has recorded, before an engine starts the machines once more."""
-    return _close(run_folder)
-
-
-def _close(run_folder: RunFolder, *, has_failed: bool = False) -> NoProgress | None:
-    starts = _load(run_folder)
-    files = run_folder.root.glob("failure*.json")  # reports of all attempts: failure.json, failure.1.json ...
-    reports = sorted(filter(None, map(failure.load_report, files)), key=lambda report: report.time)
-    last = reports[-1] if reports and (not starts.began or reports[-1].time >= starts.began[-1]) else None
-    if has_failed and starts.open == _CountedBy.NONE:  # it failed before rank 0 could count
-        starts.began.append(last.time if last else time.time())
-    starts.open = _CountedBy.NONE
-    if last is not None and last.exit_code in FINAL and starts.began:  # a person has to fix something before the next one
-        starts.began.pop()
-    if (no_progress := starts.judge(reports)) is None:
-        with suppress(OSError):  # a full disk
-            starts.write(run_folder)
-        return None
-    run_folder.starts.unlink(missing_ok=True)
-    with suppress(OSError):
-        error = f"{NO_PROGRESS_ERROR}: {no_progress.endings[-1]}"
-        Result(status=Status.FAILED, step=no_progress.step, error=error, has_no_progress=True).write(run_folder.result)
-    return no_progress
-
-
-def _load(run_folder: RunFolder) -> _Starts:
-    starts = _Starts()
-    with suppress(OSError, ValueError, TypeError):
-        starts = _Starts(**json.loads(run_folder.starts.read_text()))
-    newest = max(run_folder.saved_steps(), default=0)
-    return starts if starts.checkpoint == newest else _Starts(checkpoint=newest, began=starts.began[-1:], open=starts.open)
+    def _load(self) -> _Starts:
+        starts = _Starts()
+        with suppress(OSError, ValueError, TypeError):
+            starts = _Starts(**json.loads(self.run_folder.starts.read_text()))
+        newest = max(self.run_folder.saved_steps(), default=0)
+        return starts if starts.checkpoint == newest else _Starts(checkpoint=newest, began=starts.began[-1:], open=starts.open)

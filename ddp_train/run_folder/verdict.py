@@ -101,14 +101,13 @@ def verdict_after_end(run_folder: RunFolder, *, within_s: float = RESULT_VISIBLE
     verdict, result = verdict_of(run_folder), run_folder.read_result()
     if verdict.outcome != Outcome.AGAIN:
         return verdict, verdict.exit_code
-    if result is None or result.status != Status.PREEMPTED:
-        return verdict, FAILED
-    return verdict, PREEMPTED if _is_saved(run_folder, result) else TERMINATED
+    return verdict, FAILED if result is None or result.status not in EXIT_CODE_OF_STOP else _code_of_stop(run_folder, result)
 
 
-def _is_saved(run_folder: RunFolder, result: Result) -> bool:
-    """Tell whether a stopped run has a checkpoint, of this attempt or an earlier one."""
-    return result.step is not None or any(run_folder.saved_steps())
+def _code_of_stop(run_folder: RunFolder, result: Result) -> int:
+    """Return the exit code of a run that has stopped in good order; TERMINATED: without a checkpoint, of this attempt or an earlier one."""
+    is_saved = result.step is not None or any(run_folder.saved_steps())
+    return EXIT_CODE_OF_STOP[result.status] if is_saved or result.status == Status.INTERRUPTED else TERMINATED
 
 
 def exit_code_after_agent(run_folder: RunFolder, agent_code: int, *, before: Result | None) -> int:
@@ -122,7 +121,7 @@ def exit_code_after_agent(run_folder: RunFolder, agent_code: int, *, before: Res
         with suppress(OSError):  # a full disk, say, perhaps the reason itself: the exit code has it as well
             Result(status=status).write(run_folder.result)
     if result is not None and result.status in EXIT_CODE_OF_STOP:  # rank 0 has printed it, and how to continue
-        return EXIT_CODE_OF_STOP[result.status] if result.status == Status.INTERRUPTED or _is_saved(run_folder, result) else TERMINATED
+        return _code_of_stop(run_folder, result)
     if result is not None and result.status == Status.COMPLETED and result != before:  # the signal came after the last step
         return DONE
     if agent_code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, a second one, or a full disk

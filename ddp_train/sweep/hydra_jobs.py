@@ -17,6 +17,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from ddp_train.config import check as config_check
+from ddp_train.config.cluster import engine_name_of
 from ddp_train.config.hydra_internals import BASIC_SWEEPER
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
@@ -121,8 +122,7 @@ class Multirun:
         if is_asked:
             for entry, job in jobs:
                 if entry.number not in self._engines.alive:
-                    job.run_folder.cancelled.unlink(missing_ok=True)
-                    job.run_folder.archive_failure()
+                    job.run_folder.reopen()
         self.run(jobs)
         self._earlier = list(self.sweep.jobs)
 
@@ -130,7 +130,7 @@ class Multirun:
         """Run frozen jobs, and set `end_code` when the sweep is to end here."""
         if not jobs:
             return
-        self._has_engine = schedule.engine_name_of(jobs[0][1].config) is not None
+        self._has_engine = engine_name_of(jobs[0][1].config.cluster) is not None
         if schedule.is_left_to_a_queue(jobs[0][1].config, plans_all=self._plans_all):
             self._submit([(entry, job) for entry, job in jobs if entry.number not in self._engines.alive])
             return
@@ -182,9 +182,8 @@ class Multirun:
         """Submit jobs to the queue of an engine; the sweep ends here where it refuses them."""
         if not jobs:
             return
-        for entry, job in jobs:
+        for entry, _ in jobs:
             entry.status, entry.attempts = Status.QUEUED, entry.attempts + 1
-            job.run_folder.archive_failure()
         self.sweep.save()
         folder = RunFolder(self.sweep.root)
         parallel = min(self._settings.parallel_jobs, len(jobs))
@@ -288,7 +287,7 @@ class Multirun:
 def _stops_at(job: Job, asks_slurm: bool) -> float | None:
     """Return when the sweep has to stop, from the first job's settings: the machine is the same for all."""
     settings = job.config.cluster
-    if schedule.engine_name_of(job.config) is not None:
+    if engine_name_of(settings) is not None:
         settings = replace(settings, walltime=None)  # each job of an engine has its own
     return stops_at(settings, asks_slurm=asks_slurm)
 

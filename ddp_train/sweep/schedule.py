@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from ddp_train.config.cluster import ENGINES
+from ddp_train.config.cluster import ENGINES, engine_name_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.errors import FINAL, INTERRUPTED, STOPPED, ConfigError
@@ -19,11 +19,10 @@ from ddp_train.launch.job_runner import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status, status_of
-from ddp_train.run_folder.starts import close_before_start, fail_attempt
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.sweep.table import SweepScreen
 from ddp_train.system import devices
-from ddp_train.system.process_env import is_torchrun_worker
 
 _POLL_S = 0.1
 
@@ -108,7 +107,9 @@ class SweepScheduler:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             entry.failures += 1
             is_on_engine = job.config.cluster.launcher in ENGINES  # there node programs restart it
-            if no_progress := (close_before_start if is_on_engine else fail_attempt)(job.run_folder):
+            count = AttemptCount(job.run_folder)
+            no_progress = count.close_unfinished() if is_on_engine else count.fail()
+            if no_progress is not None:
                 self._screen.say(no_progress.screen(job.run_folder))
             recorded = failure.load_report(job.run_folder.failure)
             is_final = no_progress is not None or (recorded is not None and recorded.exit_code in FINAL)
@@ -134,20 +135,14 @@ class SweepScheduler:
             self._slots[number].stop(stop_signal)
 
 
-def engine_name_of(config: RunConfig) -> str | None:
-    """Return the engine that runs a job; None: this command, or the torchrun that started it, runs it."""
-    launcher = config.cluster.launcher
-    return launcher if launcher in ENGINES and not is_torchrun_worker() else None
-
-
 def is_left_to_a_queue(config: RunConfig, *, plans_all: bool) -> bool:
     """Tell whether all jobs are submitted at once, and the command does not wait for them."""
-    return has_queue(engine_name_of(config)) and plans_all and not config.cluster.wait
+    return has_queue(engine_name_of(config.cluster)) and plans_all and not config.cluster.wait
 
 
 def problems(configs: Sequence[RunConfig], settings: SweepConfig, *, plans_all: bool) -> list[ConfigError]:
     """Return errors for two engines, for more jobs at a time than there are GPUs, and for settings that an engine cannot do."""
-    engines = list(dict.fromkeys(map(engine_name_of, configs)))
+    engines = list(dict.fromkeys(engine_name_of(config.cluster) for config in configs))
     if len(engines) > 1:
         happened = f"is {' and '.join(config.cluster.launcher for config in configs[:2])} in one sweep"
         return [ConfigError(key="cluster.launcher", happened=happened, expected="one launcher for all jobs")]

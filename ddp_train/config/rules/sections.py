@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from ddp_train.config import schema
-from ddp_train.config.cluster import ENGINES, check_environment, max_restarts, most_nodes, rendezvous_of
+from ddp_train.config.cluster import ENGINES, check_environment, engine_name_of, max_restarts, most_nodes, rendezvous_of
 from ddp_train.config.rules.strategy import given
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import ClusterConfig
@@ -194,7 +194,7 @@ def check_machines(config: PartialConfig) -> Iterator[ConfigError]:
     if cluster.agent == "torch" and cluster.launcher != "local":
         happened = f"is torch, and cluster.launcher={cluster.launcher} starts agents of ours on several machines"
         yield conflict("cluster.agent", happened, "own", expected="own; or torchrun itself, typed on each machine (docs/versions.md)")
-    if cluster.launcher in ENGINES and not is_torchrun_worker():
+    if engine_name_of(cluster) is not None:
         yield from _check_other_machines(cluster)
     if cluster.hosts is not None or cluster.launcher == "ssh":
         yield from _check_hosts(config)

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from ddp_train.errors import FAILED, FINAL, NO_PROGRESS
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.starts import NoProgress, fail_attempt
+from ddp_train.run_folder.starts import AttemptCount, NoProgress
 from ddp_train.system.process import oom_kills, ran_out
 
 
@@ -42,7 +42,7 @@ class FailuresOfRun:
         if _code(failures) in FINAL:
             return False
         if self._run.folder is not None:
-            self._no_progress = fail_attempt(self._run.folder)
+            self._no_progress = AttemptCount(self._run.folder).fail()
         return self._no_progress is None
 
     def end(self, error: ChildFailedError) -> int:
@@ -54,7 +54,7 @@ class FailuresOfRun:
         elif self._no_progress is None:
             if self._run.record(report):
                 self._run.show(report)
-            self._no_progress = fail_attempt(folder)
+            self._no_progress = AttemptCount(folder).fail()
         if self._no_progress is None:
             return _code(error.failures)
         if not self._in_sweep:

@@ -19,7 +19,7 @@ from ddp_train.launch.signals import LISTENED, handling_signals, stop_signals, s
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import LogTail
-from ddp_train.run_folder.starts import count_attempt
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.run_folder.verdict import mark_cancelled, note_refusal, verdict_after_end
 from ddp_train.system.files import write_atomic
 
@@ -141,7 +141,7 @@ def _run_in_allocation(job: str, spec: Spec) -> int:
     if cpus := _cpus():
         command.append(f"--cpus-per-task={cpus}")
     command += [*inside, "bash", str(run_folder.launch / "task.sh"), "node", str(run_folder.spec)]
-    count_attempt(run_folder, by_engine=True)
+    AttemptCount(run_folder).begin_under_engine()
     environment = dict(os.environ)
     if (ends := slurm_client.state(job).ends) is not None:
         environment["SLURM_JOB_END_TIME"] = str(int(ends))

@@ -24,7 +24,7 @@ from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
 from ddp_train.launch.node.wire import Ended, NewAttempt, Signalled
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.starts import fail_attempt
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system.network import listen
 from ddp_train.system.process import STOP_SIGNALS
@@ -250,7 +250,7 @@ class Attempts:
         code = code or FAILED
         if code in FINAL:
             return code
-        if folder is not None and (no_progress := fail_attempt(folder)):
+        if folder is not None and (no_progress := AttemptCount(folder).fail()):
             self._registry.say(no_progress.screen(folder))
             return NO_PROGRESS
         if self._restarts >= self._this_node.max_restarts or any(node.is_first for node in attempt.lost):  # without it no machine leads

@@ -10,7 +10,7 @@ from ddp_train.errors import ConfigError, DataError, EnvironmentRefuses
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.starts import count_attempt, fail_attempt
+from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.run_folder.verdict import Outcome, mark_cancelled, note_refusal, verdict_after_end, verdict_of
 
 
@@ -72,9 +72,9 @@ def test_a_failure_is_tried_again_until_it_gets_nowhere(run_folder: RunFolder) -
     verdicts = []
     for _ in range(4):
         run_folder.archive_failure()
-        count_attempt(run_folder)
+        AttemptCount(run_folder).begin()
         failed(run_folder, ValueError("too large"))
-        fail_attempt(run_folder)
+        AttemptCount(run_folder).fail()
         verdicts.append(verdict_of(run_folder))
     assert [each.exit_code for each in verdicts] == [75, 75, 75, 93]
     assert all("ValueError: too large" in each.reason for each in verdicts)
@@ -100,7 +100,7 @@ def test_damaged_files_are_no_word(run_folder: RunFolder) -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [(2, 2), (78, 78), (93, 93), (126, 78), (127, 78), (1, 75), (137, 75), (143, 75)])
 def test_a_machine_that_could_leave_nothing_has_said_it_with_its_exit_code(run_folder: RunFolder, code: int, expected: int) -> None:
-    count_attempt(run_folder, by_engine=True)
+    AttemptCount(run_folder).begin_under_engine()
     ended(run_folder, Status.PREEMPTED)  # by the others, which were stopped for it
     note_refusal(run_folder, code, logs="the logs x", is_elastic=False)
     verdict = verdict_of(run_folder)
@@ -110,11 +110,11 @@ def test_a_machine_that_could_leave_nothing_has_said_it_with_its_exit_code(run_f
 
 def test_the_word_of_those_that_went_on_without_it_counts_in_an_elastic_run(run_folder: RunFolder) -> None:
     ended(run_folder, Status.PREEMPTED, step=5)
-    count_attempt(run_folder, by_engine=True)
+    AttemptCount(run_folder).begin_under_engine()
     note_refusal(run_folder, 78, logs="x", is_elastic=True)
     assert verdict_of(run_folder).exit_code == 78  # what lay there was of the life before
     run_folder.archive_failure()
-    count_attempt(run_folder, by_engine=True)
+    AttemptCount(run_folder).begin_under_engine()
     ended(run_folder, Status.PREEMPTED, step=7)
     note_refusal(run_folder, 78, logs="x", is_elastic=True)
     assert verdict_of(run_folder).outcome == Outcome.AGAIN
