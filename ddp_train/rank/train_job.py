@@ -295,7 +295,7 @@ def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: st
         step=state.step,
         epoch=epochs(trainer.components.train_loader.order, state.samples),
         samples=state.samples,
-        metrics={"last": trainer.last_values, "best": {metric: asdict(best) for metric, best in state.best.items()}},
+        metrics={"last": trainer.services.records.last_values, "best": {metric: asdict(best) for metric, best in state.best.items()}},
         headline={"metric": ranking.metric, "goal": ranking.goal},
         seconds=round(time.monotonic() - run.started_monotonic, 3),
         early_end=str(state.early_end) if state.early_end is not None and is_done else None,

@@ -20,12 +20,12 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from ddp_train.config.schema import ProfileConfig
-from ddp_train.run_folder.paths import ProfileRequest
+from ddp_train.distributed.world import World
+from ddp_train.run_folder.paths import ProfileRequest, RunFolder
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Part, Phase, Phases
-from ddp_train.training.loop.hooks import Hooks, RunRequest
+from ddp_train.training.loop.hooks import Hooks, RunRequest, StepWatch
 from ddp_train.training.loop.train_step import StepMarks
-from ddp_train.training.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -59,21 +59,21 @@ class Profiler:
 
     Args:
         config: the section `profile`; also the defaults of a request.
-        trainer: calls this profiler in each step only while a recording is to come.
     """
 
-    def __init__(self, config: ProfileConfig, trainer: Trainer) -> None:
-        self._config, self._world, self._hooks = config, trainer.world, trainer.hooks
-        self._run_folder, self._phases = trainer.services.run_folder, trainer.services.phases
-        self._marks = TraceMarks(trainer.train_step.marks, self._phases)
+    def __init__(self, config: ProfileConfig, world: World, run_folder: RunFolder, phases: Phases, step_marks: StepMarks) -> None:
+        self._config, self._world = config, world
+        self._run_folder, self._phases = run_folder, phases
+        self._marks = TraceMarks(step_marks, phases)
         self._steps_since_request = 0  # since this start, or since the request, while a recording is to come
         self._recording: Trace | Allocations | None = None
         self._plan = None if config.kind == "off" else self._plan_for(config.kind, config.start_step, config.steps, config.ranks)
+        self._watch = StepWatch(begin_step=self.begin_step, is_on=self._plan is not None)
 
     def hooks(self) -> Hooks:
         """Return the profiler's hooks, for the config's recording and later requests."""
         return Hooks(
-            before_step=[self.begin_step] if self._plan is not None else [],
+            before_step=[self._watch],
             requests=[RunRequest(self.is_requested, self.plan_requested)],
             at_end=[lambda status: self.close()],
         )
@@ -82,8 +82,7 @@ class Profiler:
         """Called before a step, with the number of steps taken; may take a while where a recording ends."""
         plan, steps = self._plan, self._steps_since_request
         self._steps_since_request += 1
-        if plan is None:
-            return
+        assert plan is not None  # the watch is on
         self._marks.enter(None)
         if steps == plan.first + plan.steps:
             self._end()
@@ -110,7 +109,7 @@ class Profiler:
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
         self._steps_since_request = 0
         self._plan = self._plan_for(kind, 1, request.steps or self._config.steps, ranks)
-        self._hooks.add_before_step(self.begin_step)
+        self._watch.is_on = True
         steps = f"steps {step + 2} to {step + 1 + self._plan.steps}"
         self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.as_typed()}/profile")
 
@@ -170,7 +169,7 @@ class Profiler:
 
     def _reset(self) -> None:
         self._marks.end()
-        self._hooks.remove_before_step(self.begin_step)
+        self._watch.is_on = False
         self._recording = self._plan = None
 
 

@@ -21,6 +21,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ProfileConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.launch.job import Job
+from ddp_train.model_log import values_of
 from ddp_train.rank.train_job import RankRun
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phases
@@ -62,12 +63,14 @@ class PassedRecords(Records):
 
     def __init__(self, to: Callable[[Record], object], times: Callable[[Mapping[str, Any]], object]) -> None:
         self.to, self.times = to, times
+        self.last_values = dict[str, Any]()
         self.reports = list[RunEvent]()
 
     def write_times(self, line: Mapping[str, Any]) -> None:
         self.times(line)
 
     def write(self, record: Record) -> None:
+        self.last_values |= values_of(record)
         self.to(record)
 
     def log_event(self, event: RunEvent, line: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
 from ddp_train.loader.device_copy import batch_on
+from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.check import memory
@@ -21,7 +22,7 @@ from ddp_train.training.loop.train_step import StepGuard, TrainStep
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.profile import Profiler
-from ddp_train.training.record.log_window import Reading
+from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.train_state import TrainState
 
@@ -67,19 +68,20 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
 
 
 def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
-    """Yield the hooks of each feature. At a point of the loop they are called in this order."""
-    components, world, scheduler = trainer.components, trainer.world, trainer.components.scheduler
-    time_record = TimeRecord(trainer)
+    """Yield the hooks of each feature, which gets what it uses. At a point of the loop they are called in this order."""
+    components, state, world, services = trainer.components, trainer.state, trainer.world, trainer.services
+    scheduler, step_marks = components.scheduler, trainer.train_step.marks
+    time_record = TimeRecord(components, state, world, services, step_marks)
     yield Hooks(when_steps_begin=[time_record.begin])  # first, and its end after that of callbacks: both are in its time
-    yield _before_first_step(trainer, sanity_check=config.sanity_check)
+    yield _before_first_step(components, state, world, sanity_check=config.sanity_check, with_predictions=trainer.saves_predictions)
     if isinstance(scheduler, EveryEpoch):
-        yield _count_epochs(trainer, scheduler)
+        yield _count_epochs(components.train_loader.order, state, scheduler)
     if (local_weights := components.strategy.local_weights) is not None:
         yield Hooks(after_step=[local_weights.after_step])
     if world.device.type == "cuda":
         from ddp_train.training.loop.device_queue import DeviceQueue
 
-        yield Hooks(after_step=[DeviceQueue(trainer.services.phases).after_step])
+        yield Hooks(after_step=[DeviceQueue(services.phases).after_step])
     replicas = None
     if every_steps := config.health.check_replicas_every_steps:
         from ddp_train.training.loop.replica_check import ReplicaCheck, hashes_of_rest
@@ -89,30 +91,31 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
             world=world,
             every_steps=every_steps,
             optimizer=components.optimizer,
-            others=partial(hashes_of_rest, components, trainer.state),
+            others=partial(hashes_of_rest, components, state),
             strategy=components.strategy,
         )
         yield Hooks(after_step=[replicas.after_step])  # after local weights, which it compares where they were just averaged
-    yield Profiler(config.profile, trainer).hooks()
+    yield Profiler(config.profile, world, services.run_folder, services.phases, step_marks).hooks()
     if components.callbacks:
         from ddp_train.training.loop.callbacks import Callbacks
 
-        yield Callbacks(trainer, config.callbacks).hooks()
+        callbacks = Callbacks(
+            components, state, world, services, logged=trainer.logged, is_log_step=trainer.is_log_step, settings=config.callbacks
+        )
+        yield callbacks.hooks()
     if replicas is not None:
         yield Hooks(before_save=[replicas.before_save])  # after callbacks: what they change is saved, too
     if isinstance(scheduler, Plateau):  # after callbacks, which add metrics
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
         yield Hooks(after_evaluation=[lambda metrics: scheduler.follow(world.from_main(lambda: metrics))])
-    yield Hooks(at_record=[partial(_add_values, trainer)])
+    yield Hooks(at_record=[partial(_add_values, components, state, trainer.window, skips_steps=trainer.train_step.guard.skips_steps)])
     yield Hooks(add_to_reduction=[time_record.add_to], at_record=[time_record.record], at_end=[time_record.end])
     yield Hooks(after_first_step=[lambda: memory.print_memory_use(components, world)])
 
 
-def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:
+def _before_first_step(components: Components, state: TrainState, world: World, *, sanity_check: bool, with_predictions: bool) -> Hooks:
     """Let the first micro-batch serve for all that comes before the first step."""
-    components, state, world = trainer.components, trainer.state, trainer.world
     hooks = Hooks()
-    with_predictions = trainer.saves_predictions
     prepare = hooks.before_first_step
     throughput, lengths = components.throughput, components.length_plan
 
@@ -125,7 +128,8 @@ def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:
             throughput.see(batch)
 
     def cut(micro_batch: MicroBatch) -> MicroBatch:
-        assert lengths is not None
+        if lengths is None:
+            return micro_batch
         throughput.has_cut_windows = lengths.at(state.step) < lengths.whole
         return lengths.cut(micro_batch, state.step)
 
@@ -140,27 +144,24 @@ def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:
         prepare.append(cut)  # what cannot be cut is refused before the first step
         hooks.wrap_micro_batches.append(lambda micro_batches: map(cut, micro_batches))
     if compiled := components.compiled:
-        prepare.append(lambda first: _compile(trainer, compiled, first))
+        prepare.append(lambda first: _compile(components, compiled, world, cut(first), with_predictions=with_predictions))
     return hooks
 
 
-def _compile(trainer: Trainer, compiled: Compiled, first: MicroBatch) -> None:
+def _compile(components: Components, compiled: Compiled, world: World, first: MicroBatch, *, with_predictions: bool) -> None:
     """Compile for the first batches in the phase start, which has the time for it. Collective."""
-    components, world = trainer.components, trainer.world
-    if components.length_plan is not None:
-        first = components.length_plan.cut(first, trainer.state.step)
     with restoring_state(components, world.device):
         components.trained_module.train()
         try_step(components, world, first)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed
             with evaluating(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
-                components.evaluate_batch(batch, with_predictions=trainer.saves_predictions)
+                components.evaluate_batch(batch, with_predictions=with_predictions)
     compiled.end_warm_up()
 
 
-def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> Hooks:
-    state, epoch_size = trainer.state, trainer.components.train_loader.order.epoch_size
+def _count_epochs(order: BatchOrder, state: TrainState, scheduler: EveryEpoch) -> Hooks:
+    epoch_size = order.epoch_size
     assert epoch_size is not None  # build has seen to it
 
     def reach(step: int = 0) -> None:
@@ -169,13 +170,15 @@ def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> Hooks:
     return Hooks(when_steps_begin=[reach], after_step=[reach])
 
 
-def _add_values(trainer: Trainer, values: dict[str, float], reading: Reading) -> None:
+def _add_values(
+    components: Components, state: TrainState, window: LogWindow, values: dict[str, float], reading: Reading, *, skips_steps: bool
+) -> None:
     """Add the values of some features to a training record."""
-    components, loader = trainer.components, trainer.components.train_loader
-    values |= {f"samples/{name}": count for name, count in loader.samples_by_source(trainer.state.samples).items()}
+    loader = components.train_loader
+    values |= {f"samples/{name}": count for name, count in loader.samples_by_source(state.samples).items()}
     values |= components.compiled.values() if components.compiled else {}
     if loader.skips_bad_samples:
         values["skipped_samples"] = reading.skipped_samples
-    if trainer.train_step.guard.skips_steps:
-        values["skipped_steps"] = trainer.window.skipped_steps
-    values |= trainer.window.turn_means(reading)
+    if skips_steps:
+        values["skipped_steps"] = window.skipped_steps
+    values |= window.turn_means(reading)

@@ -21,27 +21,36 @@ from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.times import read_goodput
 from ddp_train.training.check.rehearsal import rebuild_buckets, restoring_state
 from ddp_train.training.loop.evaluation import evaluating
-from ddp_train.training.loop.hooks import Hooks
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.loop.hooks import Hooks, RunServices
 from ddp_train.training.parts.components import Components, callback_errors
-from ddp_train.training.record.logged import mean, require_loggable
-from ddp_train.training.train_state import EarlyEnd
+from ddp_train.training.record.logged import Logged, mean, require_loggable
+from ddp_train.training.train_state import EarlyEnd, TrainState
 
 
 class Callbacks:
     """Calls a run's callbacks, each event on all ranks at the same place, in the order of the configuration."""
 
-    def __init__(self, trainer: Trainer, settings: Mapping[str, Any]) -> None:
-        """Take the callbacks of the trainer's components; `settings` are their nodes in the configuration."""
-        self._trainer, self._settings, self._view = trainer, settings, RunView(trainer, self)
-        self._components, self._world, self._logged = trainer.components, trainer.world, trainer.logged
+    def __init__(
+        self,
+        components: Components,
+        state: TrainState,
+        world: World,
+        services: RunServices,
+        *,
+        logged: Logged,
+        is_log_step: Callable[[int], bool],
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Take the callbacks of the components; `settings` are their nodes in the configuration."""
+        self._components, self._state, self._world = components, state, world
+        self._logged, self._is_log_step, self._settings = logged, is_log_step, settings
+        self._view = RunView(components, state, world, services, self)
         self._event = ""  # the event that is called now
         self._sink: Sink | None = None  # gets what is logged in it; None: no record will have it
         self._caller = ""  # the callback that is called now
         self._trains_others = False  # other parameters are trained since the strategy has wrapped the model
-        callbacks = trainer.components.callbacks
         self._methods: dict[str, list[tuple[str, Callable[Concatenate[Run, ...], object]]]] = {
-            event: [(name, getattr(callback, event)) for name, callback in callbacks.items() if implements(callback, event)]
+            event: [(name, getattr(callback, event)) for name, callback in components.callbacks.items() if implements(callback, event)]
             for event in EVENTS
         }
 
@@ -121,8 +130,8 @@ class Callbacks:
 
     def _call(self, event: str, sink: Sink | None, *arguments: Any) -> None:
         self._event, self._sink = event, sink
-        step = self._trainer.state.step
-        self._view.is_log_step = event == "on_step" and self._trainer.is_log_step(step)
+        step = self._state.step
+        self._view.is_log_step = event == "on_step" and self._is_log_step(step)
         for name, method in self._methods[event]:
             self._caller = name
             with callback_errors(name, event):
@@ -138,42 +147,41 @@ class Callbacks:
 class RunView:
     """The run as callbacks see it (`interfaces.Run`)."""
 
-    def __init__(self, trainer: Trainer, callbacks: Callbacks) -> None:
-        self._trainer = trainer
+    def __init__(self, components: Components, state: TrainState, world: World, services: RunServices, callbacks: Callbacks) -> None:
+        self._components, self._state, self._services = components, state, services
         self.log, self.stop, self.set_trained = callbacks.log, callbacks.request_end, callbacks.set_trained
-        components, world = trainer.components, trainer.world
         self.model, self.optimizer = components.model, components.optimizer
         self.goals: Mapping[str, Goal] = components.goals
         self.total_steps, self.forward_is_collective = components.total_steps, components.forward_is_collective
         self.data = components.train_loader.source
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
-        self.metrics: Mapping[str, float] = trainer.last_values
-        self.reports: Sequence[Mapping[str, Any]] = trainer.services.records.reports
-        self.folder = trainer.services.run_folder.root
+        self.metrics: Mapping[str, float] = services.records.last_values
+        self.reports: Sequence[Mapping[str, Any]] = services.records.reports
+        self.folder = services.run_folder.root
         self.status = "running"
         self.is_log_step = False
 
     @property
     def step(self) -> int:
-        return self._trainer.state.step
+        return self._state.step
 
     def log_image(self, name: str, image: Tensor) -> None:
         if self.rank != 0:
             return
         if image.ndim != 3 or image.shape[0] not in (1, 3):
             raise ValueError(f"log_image({name!r}, ...) takes a picture [C, H, W] with C 1 or 3, and got {list(image.shape)}")
-        self._trainer.services.records.show(name, image.detach().cpu(), self.step)
+        self._services.records.show(name, image.detach().cpu(), self.step)
 
     def log_text(self, name: str, text: str) -> None:
         if self.rank == 0:
-            self._trainer.services.records.show(name, text, self.step)
+            self._services.records.show(name, text, self.step)
 
     def goodput(self) -> float | None:
-        goodput = read_goodput(self._trainer.services.run_folder)
+        goodput = read_goodput(self._services.run_folder)
         return None if goodput is None else goodput["share"]
 
     def evaluation_batch(self) -> Batch | None:
-        components = self._trainer.components
+        components = self._components
         micro_batch = components.eval_loader.peek() if components.eval_loader is not None else None
         if micro_batch is None:
             return None

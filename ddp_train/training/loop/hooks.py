@@ -27,16 +27,24 @@ class RunRequest:
 
 
 @dataclass(kw_only=True)
+class StepWatch:
+    """A hook of steps to come: called before each step while it is on."""
+
+    begin_step: Callable[[int], None]  # gets the number of steps taken; its time is not that of a step
+    is_on: bool = False
+
+
+@dataclass(kw_only=True)
 class Hooks:
     """The points of the loop, and what hangs on each, in the order of the calls: of one feature, or of a run (`build/trainer.py`).
 
-    All ranks call the same ones. Those of a step must not wait for the device.
+    The lists stay as they are while the loop runs. All ranks call the same ones. Those of a step must not wait for the device.
     """
 
     before_first_step: list[Callable[[MicroBatch], object]] = field(default_factory=list)  # gets its first micro-batch
     wrap_micro_batches: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)  # once; after the loader
     when_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # again after a rewind
-    before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
+    before_step: list[StepWatch] = field(default_factory=list)
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
     after_first_step: list[Callable[[], object]] = field(default_factory=list)  # once, not again after a rewind
     requests: list[RunRequest] = field(default_factory=list)  # looked for at each record
@@ -50,13 +58,6 @@ class Hooks:
         """Add the hooks of a feature, behind those that are there."""
         for point in fields(self):
             getattr(self, point.name).extend(getattr(feature, point.name))
-
-    def add_before_step(self, hook: Callable[[int], None]) -> None:
-        """Call a hook before each step from now on; it may be added and removed while the loop is going through the others."""
-        self.before_step = [*self.before_step, hook]
-
-    def remove_before_step(self, hook: Callable[[int], None]) -> None:
-        self.before_step = [other for other in self.before_step if other != hook]
 
 
 class Agreed(NamedTuple):

@@ -26,17 +26,19 @@ from torch import nn
 from torch.distributed import DistError
 
 from ddp_train.distributed.store import round_trip_s
+from ddp_train.distributed.world import World
 from ddp_train.interfaces import ExchangeClock
 from ddp_train.run_folder.result import Status
 from ddp_train.system import process_env
 from ddp_train.system.phase import PART_OF_PHASE, Part, Phase
-from ddp_train.training.loop.train_step import Mark
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.loop.hooks import RunServices
+from ddp_train.training.loop.train_step import Mark, StepMarks
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.records import run_event
 from ddp_train.training.record.slow_ranks import SlowRanks, Table
+from ddp_train.training.train_state import TrainState
 
 _MANY_EVENTS = 512  # then those that are passed are read
 _LINES = 1000  # the file grows by so many lines while the time since its first grows by a factor of 2.7; by fewer with many ranks
@@ -137,19 +139,20 @@ class _Within(AbstractContextManager[None]):
 class TimeRecord:
     """Splits a run's time on this rank, and gives all ranks the split of all; rank 0 writes times.jsonl."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._world, self._services = trainer, trainer.world, trainer.services
-        hidden = _hidden_exchange(trainer.components) if self._world.size > 1 else ""
+    def __init__(self, components: Components, state: TrainState, world: World, services: RunServices, step_marks: StepMarks) -> None:
+        self._components, self._state, self._world = components, state, world
+        self._services, self._step_marks = services, step_marks
+        hidden = _hidden_exchange(components) if world.size > 1 else ""
         reason = f"{hidden} exchanges within forward and backward, while they compute"
         self._not_split = {Part.COMMUNICATION: reason} if hidden else {}
-        self.split = (DeviceTimeSplit if self._world.device.type == "cuda" else TimeSplit)(self._not_split)
+        self.split = (DeviceTimeSplit if world.device.type == "cuda" else TimeSplit)(self._not_split)
         self._round_trip = 0.0  # seconds of a message to the ranks' store and back; 0: not known
         self._began = self._taken = self._written = 0.0  # by the monotonic clock: the first line, the last reading, the last line
         self._written_step, self._written_totals = 0, np.zeros(())
 
     def begin(self) -> None:
         """Called before the first step, and after a rewind. Collective."""
-        state = self._trainer.state
+        state = self._state
         if self._began:
             is_rewind = bool(state.jumps) and state.jumps[-1].to_step == state.step  # else a stopped trainer goes on
             self._write_rest(state.jumps[-1].from_step if is_rewind else state.step)
@@ -177,10 +180,10 @@ class TimeRecord:
         """Write a line where one is due, and report what the rows of all ranks show."""
         totals, round_trips = self._summed_rows()
         if self._taken - self._written >= (self._taken - self._began) / _LINES * max(1.0, len(totals) / _RANKS_OF_LINES):
-            self._write(totals, self._trainer.state.step)
+            self._write(totals, self._state.step)
         known = {rank: round_trips[rank] for rank in self._first_ranks}
-        for finding in self._slow_ranks.look(totals, self._trainer.state.steps_run, known if all(known.values()) else {}):
-            event = run_event(**finding, step=self._trainer.state.step)
+        for finding in self._slow_ranks.look(totals, self._state.steps_run, known if all(known.values()) else {}):
+            event = run_event(**finding, step=self._state.step)
             self._services.records.report(event, f"{'data' if event['kind'] == 'waits_for_data' else 'slow':<8} {event['text']}")
         if self._slow_ranks.measures_round_trips:
             self._round_trip = 0.0
@@ -189,17 +192,17 @@ class TimeRecord:
 
     def end(self, status: Status) -> None:
         """Write the rest: the time of evaluations and saves after the last record. Collective."""
-        self._write_rest(self._trainer.state.step)
+        self._write_rest(self._state.step)
         self._services.phases.forget(self.split.enter_phase)
-        self._trainer.components.strategy.set_clock(ExchangeClock())
+        self._components.strategy.set_clock(ExchangeClock())
 
     def _listen(self) -> None:
         """Listen to what a step is at: its marks, the strategy's exchanges, the rank's phases."""
         exchanges = ExchangeClock(around=partial(self.split.mark, Part.COMMUNICATION))
         if not self._not_split:
             exchanges = replace(exchanges, begin_in_backward=partial(self.split.switch, Part.COMMUNICATION))
-        self._trainer.components.strategy.set_clock(exchanges)
-        self._trainer.train_step.marks.listen(self.split.mark)
+        self._components.strategy.set_clock(exchanges)
+        self._step_marks.listen(self.split.mark)
         self._services.phases.listen(self.split.enter_phase, is_first=True)  # before faults, whose time is that of the phase
 
     def _measure_round_trip(self) -> None:

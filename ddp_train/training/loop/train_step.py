@@ -102,12 +102,8 @@ class TrainStep:
     def __post_init__(self) -> None:
         local_weights = self.components.strategy.local_weights
         self.has_local_steps = local_weights is not None and local_weights.has_local_steps  # each rank takes its own
-        self.begin_window()
-
-    def begin_window(self) -> None:
-        """Count steps from here on in a new window, which begins with the sums of the saved one."""
         per_rank = self.has_local_steps or self.world.size == 1
-        self.window = LogWindow(self.world.device, self.state.saved_window, turns=self.components.turn_names, units_are_per_rank=per_rank)
+        self.window = LogWindow(self.world.device, turns=self.components.turn_names, units_are_per_rank=per_rank)
 
     def __call__(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
         """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.

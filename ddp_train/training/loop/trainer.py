@@ -61,11 +61,12 @@ class Trainer:
     services: RunServices
     hooks: Hooks = field(default_factory=Hooks)  # what features hang on them (`build/trainer.py`)
 
+    window: LogWindow = field(init=False)  # the steps since the last record, which `train_step` adds
     logged: Logged = field(init=False)  # by callbacks and by the model
     has_stepped: bool = field(init=False, default=False)  # here, wherever the state comes from
-    last_values: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
     def __post_init__(self) -> None:
+        self.window = self.train_step.window
         self.logged = Logged(self.state, self.components.turn_names)
 
     def train(self) -> bool:
@@ -99,10 +100,10 @@ class Trainer:
         if state.early_end is not None and not had_ended:  # a callback ends it here: no step follows that would save this
             self._save()
         while not state.is_over(components.total_steps):
-            if hooks.before_step:
-                with self.window.excluded():
-                    for before_step in hooks.before_step:
-                        before_step(state.step)
+            for watch in hooks.before_step:
+                if watch.is_on:
+                    with self.window.excluded():
+                        watch.begin_step(state.step)
             batch = components.train_loader.order.batch_at(state.samples)
             is_log_step = self.is_log_step(state.step + 1)
             grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
@@ -123,17 +124,26 @@ class Trainer:
     def _begin_steps(self) -> None:
         """Begin the window of the first steps, and call the hooks `when_steps_begin`: at the start, and after a rewind."""
         self.components.trained_module.train()
-        self.train_step.begin_window()
-        self.logged.go_on_from(self.state.saved_window)
+        self.window.restart(self.state.saved_window)
+        self.logged.restart(self.state.saved_window)
         for begin in self.hooks.when_steps_begin:
             begin()
 
     def _finish_step(self, batch: GlobalBatch, *, is_judged: bool) -> bool:
         """Evaluate where that is due, then save: the evaluation may be one of the best. False: all stop after this step. Collective."""
-        agreed = self.services.stop.agree_after(self.state.steps_run)
-        is_stopping = self._evaluate_if_due(batch, is_stopping=agreed.is_last_step)
-        self._save_if_due(is_stopping=is_stopping, is_agreed=agreed.is_save_agreed, is_judged=is_judged)
-        return not is_stopping
+        state = self.state
+        agreed = self.services.stop.agree_after(state.steps_run)
+        goes_on = not agreed.is_last_step
+        if self._is_evaluation_due(batch):
+            with self.window.excluded():
+                goes_on = goes_on and self.evaluate()
+            state.evaluation_pending = not goes_on
+        is_due = not goes_on or self.services.checkpoints.schedule.decide(state.step, is_agreed=agreed.is_save_agreed)
+        if is_due or state.is_over(self.components.total_steps):
+            if not is_judged:  # weights that are lost must not replace good ones
+                self._judge(self.window.read(Reduction(self.world)))
+            self._save()
+        return goes_on
 
     def _open_micro_batches(self) -> Iterator[MicroBatch]:
         """Return this rank's micro-batches, after the first one has served for all that comes before the first step. Collective."""
@@ -172,11 +182,6 @@ class Trainer:
             phases.enter(Phase.STEP, step)
             yield micro_batch
         self.window.add_data(wait_s=wait_s, num_skipped=num_skipped)
-
-    @property
-    def window(self) -> LogWindow:
-        """The steps since the last record."""
-        return self.train_step.window
 
     def is_log_step(self, step: int) -> bool:
         return step % self.log_every_steps == 0 or step == self.components.total_steps
@@ -219,7 +224,6 @@ class Trainer:
 
     def _write(self, split: str, values: Mapping[str, float]) -> None:
         state = self.state
-        self.last_values |= {f"{split}/{name}": value for name, value in values.items()}
         position = {"step": state.step, "epoch": epochs(self.components.train_loader.order, state.samples), "samples": state.samples}
         self.services.records.write({"split": split, **position, "time": time.time(), **values})
 
@@ -230,30 +234,25 @@ class Trainer:
         - It was killed between its last step and its result: it is evaluated again.
         """
         if self.state.evaluation_pending or self.state.is_over(self.components.total_steps):
-            if self.evaluate() is None:
+            if not self.evaluate():
                 return False  # the checkpoint has it pending, too
             self.state.evaluation_pending = False
         return True
 
-    def _evaluate_if_due(self, batch: GlobalBatch, *, is_stopping: bool) -> bool:
-        """Evaluate where that is due. Return whether all stop, as a stop may come meanwhile: then the evaluation is noted as pending."""
+    def _is_evaluation_due(self, batch: GlobalBatch) -> bool:
+        """Tell whether the step of a batch ends a period of evaluation, or the run."""
         state = self.state
         if self.evaluate_every_steps:
             ends_period = state.step % self.evaluate_every_steps == 0
         else:
             ends_period = batch.stop == self.components.train_loader.order.epoch_size
-        if ends_period or state.is_over(self.components.total_steps):
-            if not is_stopping:
-                with self.window.excluded():
-                    is_stopping = self.evaluate() is None
-            state.evaluation_pending = is_stopping
-        return is_stopping
+        return ends_period or state.is_over(self.components.total_steps)
 
-    def evaluate(self) -> Mapping[str, float] | None:
-        """Evaluate, write a record, keep the best values; return the metrics. None: a stop came first, on all ranks alike. Collective."""
+    def evaluate(self) -> bool:
+        """Evaluate, write a record, keep the best values. False: a stop came first, on all ranks alike. Collective."""
         components, state = self.components, self.state
         if not components.eval_loaders:
-            return {}
+            return True
         with weights_to_evaluate(components):
             metrics = evaluation.evaluate(
                 components,
@@ -263,7 +262,7 @@ class Trainer:
                 is_stopping=self.services.stop.is_asked,
             )
             if metrics is None:
-                return None
+                return False
             for after_evaluation in self.hooks.after_evaluation:
                 after_evaluation(metrics)
         for name, goal in components.goals.items():
@@ -272,15 +271,7 @@ class Trainer:
                 if best is None or best.is_beaten_by(metrics[name], goal):
                     state.best[f"eval/{name}"] = Best(metrics[name], state.step)
         self._write("eval", metrics)
-        return metrics
-
-    def _save_if_due(self, *, is_stopping: bool, is_agreed: bool, is_judged: bool) -> None:
-        """Save after the last step, before a stop, and where the schedule says so. Collective."""
-        state, schedule = self.state, self.services.checkpoints.schedule
-        if is_stopping or schedule.decide(state.step, is_agreed=is_agreed) or state.is_over(self.components.total_steps):
-            if not is_judged:  # weights that are lost must not replace good ones
-                self._judge(self.window.read(Reduction(self.world)))
-            self._save()
+        return True
 
     def _save(self) -> None:
         """Save a checkpoint. Collective."""

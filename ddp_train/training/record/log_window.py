@@ -37,18 +37,21 @@ class LogWindow:
     """The steps since the last log step.
 
     Args:
-        saved: from a checkpoint between two log steps, so that the next record is that of a run that never stopped.
         turns: the names of the objective's turns.
         units_are_per_rank: the tensors that `end_step` gets count this rank's part of the batch alone, and not all of it.
     """
 
-    def __init__(
-        self, device: torch.device, saved: WindowSums | None = None, *, turns: Collection[str] = (), units_are_per_rank: bool = False
-    ) -> None:
-        saved = saved or WindowSums()
+    def __init__(self, device: torch.device, *, turns: Collection[str] = (), units_are_per_rank: bool = False) -> None:
+        self._device = device
+        self._turns = turns
         self._units_are_per_rank = units_are_per_rank
-        self._losses = _LossColumn(saved.losses, device)
-        self._turn_losses = {name: _LossColumn(saved.turns.get(name, [0.0] * len(saved.losses)), device) for name in turns}
+        self.restart(None)
+
+    def restart(self, sums: WindowSums | None) -> None:
+        """Begin with the sums of a checkpoint between two log steps, so that the next record is that of a run that never stopped."""
+        saved = sums or WindowSums()
+        self._losses = _LossColumn(saved.losses, self._device)
+        self._turn_losses = {name: _LossColumn(saved.turns.get(name, [0.0] * len(saved.losses)), self._device) for name in self._turns}
         self._columns = [self._losses, *self._turn_losses.values()]
         self._turns_of_steps = [list(names) for names in saved.taken]
         self._num_units: list[float | Tensor] = list(saved.num_units)

@@ -122,7 +122,7 @@ class Logged:
         request = next((request for request in world.gather(self.end_request) if request is not None), None)
         self._state.early_end, self.end_request = self._state.early_end or request, None
 
-    def go_on_from(self, sums: WindowSums | None) -> None:
+    def restart(self, sums: WindowSums | None) -> None:
         """Begin with the sums of a checkpoint."""
         self._sums = {name: [*values] for name, values in sums.logged.items()} if sums else {}
         self.end_request = EarlyEnd(**sums.end_request) if sums and sums.end_request else None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import MetricWriter, SupportsImages, SupportsTexts
+from ddp_train.model_log import values_of
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import GrowingFile
 from ddp_train.system.redaction import redact, redact_all
@@ -35,6 +36,7 @@ class Records:
         self._run_folder, self._world, self._open_writers = run_folder, world, open_writers
         self._writers = open_writers()
         self._lines: dict[Path, GrowingFile] = {}  # events.jsonl and times.jsonl, from their first line on: most runs have no event
+        self.last_values: dict[str, Any] = {}  # the newest value of every metric, as `split/name`, on every rank
         self.reports: list[RunEvent] = []  # events that callbacks are shown (`Run.reports`), on every rank
         self._warned_of: set[str] = set()  # kinds that no writer takes
         self._listeners: list[Callable[[Record], None]] = []
@@ -44,6 +46,7 @@ class Records:
         self._listeners.append(listener)
 
     def write(self, record: Record) -> None:
+        self.last_values |= values_of(record)
         record = redact_all(record)  # users choose the metrics' names and the writers
         for listener in self._listeners:
             listener(record)

@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,41 +35,45 @@ class RewindError(RunError):
     """The run cannot go back any more."""
 
 
-@dataclass(kw_only=True)
 class Checkpoints:
-    """Saves one run, and rewinds it. The constructor is collective; for a GPU it lets a thread get memory for the first save."""
+    """Saves one run, and rewinds it."""
 
-    config: InitVar[RunConfig]
-    run_folder: RunFolder
-    components: Components
-    state: TrainState
-    world: World
-    keep: Retention  # which checkpoints stay (`retention`)
-    records: Records
-    phases: Phases
-    ask_to_save: InitVar[Callable[[], bool]]  # that of `CheckpointSchedule`
-
-    def __post_init__(self, config: RunConfig, ask_to_save: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        run_folder: RunFolder,
+        components: Components,
+        state: TrainState,
+        world: World,
+        keep: Retention,
+        records: Records,
+        phases: Phases,
+        ask_to_save: Callable[[], bool],
+    ) -> None:
+        """Listen to the records, and for a GPU let a thread get memory for the first save; `keep` is of `retention`. Collective."""
+        self.run_folder, self.components, self.state, self.world = run_folder, components, state, world
+        self.keep, self.records, self.phases = keep, records, phases
         self.saver = Saver(
-            folder=self.run_folder.checkpoints,
-            world=self.world,
+            folder=run_folder.checkpoints,
+            world=world,
             config_hash=config.hash(),
-            run=self.world.from_main(self.run_folder.run_id),
+            run=world.from_main(run_folder.run_id),
             asynchronous=config.checkpoint.asynchronous,
-            remove_old=partial(remove_old, keep=self.keep),
-            on_progress=self.phases.report_progress,
+            remove_old=partial(remove_old, keep=keep),
+            on_progress=phases.report_progress,
         )
-        if self.world.device.type == "cuda":
-            self.saver.make_room(estimate_share(self.components, self.world))
+        if world.device.type == "cuda":
+            self.saver.make_room(estimate_share(components, world))
         self.schedule = CheckpointSchedule(
             every_evaluation=config.checkpoint.every_evaluation,
             every_steps=config.checkpoint.every_steps,
             every_minutes=config.checkpoint.every_minutes,
-            keep=self.keep,
-            saved=_saved_checkpoints(self.run_folder, self.world),
+            keep=keep,
+            saved=_saved_checkpoints(run_folder, world),
             ask_to_save=ask_to_save,
         )
-        self.records.listen(self.schedule.note)
+        records.listen(self.schedule.note)
 
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""

@@ -80,7 +80,7 @@ def test_blended_samples_are_trained_on_and_the_evaluation_has_them_as_they_are(
     assert run.train()
     plain = trainer(components(*BLENDED[2:], "trainer.max_steps=2"))
     assert plain.train()
-    assert run.last_values["train/loss"] != plain.last_values["train/loss"]
+    assert run.services.records.last_values["train/loss"] != plain.services.records.last_values["train/loss"]
     assert run.components.eval_loader is not None
     assert all(each.batch[1].ndim == 1 for each in run.components.eval_loader)
 

@@ -126,7 +126,7 @@ def test_every_event_comes_at_its_place_in_the_order_of_the_configuration() -> N
     assert [record["diary/step"] for record in train] == [2.0, 5.0]
     assert [record["diary/host"] for record in train] == [30.0, 60.0]
     assert [record["diary/double"] for record in evaluated] == [2 * record["loss"] for record in evaluated]
-    assert training.last_values["eval/diary/double"] == evaluated[-1]["diary/double"]
+    assert training.services.records.last_values["eval/diary/double"] == evaluated[-1]["diary/double"]
 
 
 def test_a_class_has_the_events_that_it_needs_and_a_run_without_steps_asks_for_none() -> None:
@@ -227,7 +227,7 @@ def test_a_mean_is_that_of_the_finite_values(monkeypatch: pytest.MonkeyPatch) ->
             logged.add("a", value)
         logged.add("b", lost)
         logged.add("c", float("-inf"))
-    logged.go_on_from(WindowSums(**logged.state()))
+    logged.restart(WindowSums(**logged.state()))
     for names in ([], ["a", "b", "c"]):  # new ones, and those that all ranks agree on
         logged._state.logged_names = names
         reduction = Reduction(world)
@@ -279,5 +279,7 @@ def test_a_callback_that_inherits_has_the_events_that_are_its_own() -> None:
 
 def test_a_callback_is_shown_nothing_but_what_the_protocol_has() -> None:
     training, _ = run()
-    shown = {name for name in dir(RunView(training, Callbacks(training, {}))) if not name.startswith("_")}
+    around = (training.components, training.state, training.world, training.services)
+    callbacks = Callbacks(*around, logged=training.logged, is_log_step=training.is_log_step, settings={})
+    shown = {name for name in dir(RunView(*around, callbacks)) if not name.startswith("_")}
     assert shown == {*Run.__annotations__, *(name for name in vars(Run) if not name.startswith("_"))}

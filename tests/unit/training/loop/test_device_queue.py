@@ -11,7 +11,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.system.phase import Phases
 from ddp_train.training.check import memory
 from ddp_train.training.loop.device_queue import STEPS_AHEAD, DeviceQueue
-from ddp_train.training.loop.train_step import TrainStep
+from ddp_train.training.record.log_window import LogWindow
 from tests.unit.parts import components, trainer
 
 
@@ -89,12 +89,13 @@ def test_the_loop_of_a_gpu_marks_the_end_of_every_step(gpu: Gpu, monkeypatch: py
     parts = components("trainer.max_steps=3")
     own = alone()
     on_cpu = trainer(parts, log_every_steps=10)
-    monkeypatch.setattr(TrainStep, "begin_window", lambda step: None)
+    monkeypatch.setattr(LogWindow, "restart", lambda window, sums: None)
     one_run = trainer(parts, world=replace(own, device=torch.device("cuda", 0)), log_every_steps=10)
     assert len(one_run.hooks.after_step) == len(on_cpu.hooks.after_step) + 1  # on a CPU a step that was taken is done
     monkeypatch.undo()
     monkeypatch.setattr(memory, "print_memory_use", lambda components, world: None)
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)
     one_run.world = one_run.train_step.world = own
+    one_run.window._device = own.device
     one_run.train()
     assert gpu.given == 3

@@ -19,6 +19,7 @@ from ddp_train.system.phase import Part, Phase
 from ddp_train.training.loop import time_record
 from ddp_train.training.loop.hooks import Hooks
 from ddp_train.training.loop.time_record import DeviceTimeSplit, TimeRecord, TimeSplit
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import Jump
@@ -134,6 +135,10 @@ def test_events_are_used_again() -> None:
     assert len(made) < 2000
 
 
+def time_record_of(one_run: Trainer) -> TimeRecord:
+    return TimeRecord(one_run.components, one_run.state, one_run.world, one_run.services, one_run.train_step.marks)
+
+
 @pytest.mark.parametrize(("size", "is_local"), [(1, False), (2, False), (2, True)])
 def test_communication_is_split_but_where_several_ranks_exchange_within_backward_unseen(
     monkeypatch: pytest.MonkeyPatch, size: int, is_local: bool
@@ -141,7 +146,7 @@ def test_communication_is_split_but_where_several_ranks_exchange_within_backward
     assert not Strategy.exchange_is_timed and DDP.exchange_is_timed
     monkeypatch.setattr(DDP, "exchange_is_timed", False)
     monkeypatch.setattr(DDP, "local_weights", LocalSGD() if is_local else None)
-    record = TimeRecord(trainer(components("trainer.max_steps=1"), world=replace(alone(), size=size)))
+    record = time_record_of(trainer(components("trainer.max_steps=1"), world=replace(alone(), size=size)))
     reason = "DDP exchanges within forward and backward, while they compute"
     assert record.split.seconds() and record._not_split == ({Part.COMMUNICATION: reason} if size > 1 and not is_local else {})
 
@@ -150,7 +155,7 @@ def test_communication_is_not_split_where_batch_norms_exchange_whatever_the_stra
     parts = components("trainer.max_steps=1")
     synchronised = nn.ModuleList([*(turn.wrapped for turn in parts.turns.values()), nn.SyncBatchNorm(2)])
     parts = replace(parts, turns={name: replace(turn, wrapped=synchronised) for name, turn in parts.turns.items()})
-    reason = TimeRecord(trainer(parts, world=replace(alone(), size=2)))._not_split[Part.COMMUNICATION]
+    reason = time_record_of(trainer(parts, world=replace(alone(), size=2)))._not_split[Part.COMMUNICATION]
     assert reason.startswith("batch norm of all ranks' samples")
 
 
@@ -170,7 +175,7 @@ def test_what_hides_within_backward_is_no_communication_though_the_strategy_says
     clocks = list[ExchangeClock]()
     monkeypatch.setattr(DDP, "set_clock", lambda strategy, clock: clocks.append(clock))
     monkeypatch.setattr(time_record, "_hidden_exchange", lambda components: "batch norm")
-    record = TimeRecord(trainer(components("trainer.max_steps=1"), world=replace(alone(), size=2)))
+    record = time_record_of(trainer(components("trainer.max_steps=1"), world=replace(alone(), size=2)))
     record._listen()
     assert clocks[0].begin_in_backward is ExchangeClock().begin_in_backward
 

@@ -52,7 +52,8 @@ class Told:
         **known: Any,
     ) -> float:
         """Take a window of steps with these mean losses, and look at them."""
-        window = LogWindow(torch.device("cpu"), state.saved_window, turns={name for taken in turns or [] for name in taken})
+        window = LogWindow(torch.device("cpu"), turns={name for taken in turns or [] for name in taken})
+        window.restart(state.saved_window)
         for place, loss in enumerate(losses):
             window.begin_step()
             window.add(torch.tensor(loss * BATCH, dtype=torch.float64))
