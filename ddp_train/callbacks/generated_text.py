@@ -24,7 +24,7 @@ class GeneratedText(Callback):
         num_tokens: tokens that it writes.
         num_samples: number of texts.
         temperature: above 0; below 1 likely tokens are preferred.
-        tokenizer: has `decode(tokens)`, as a node with a `_target_` (tiktoken.get_encoding, a tokenizer of transformers); None: the
+        tokenizer: has `decode(tokens)`, as a component (tiktoken.get_encoding, a tokenizer of transformers); None: the
             data decodes (data=char_text).
     """
 

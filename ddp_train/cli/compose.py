@@ -165,7 +165,7 @@ class _LeaveHydra(BaseException):
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:
-    """Return the job of what was composed and checked; the node `hydra` says what was typed."""
+    """Return the job of what was composed and checked; the section `hydra` says what was typed."""
     resume = Path(checked.resume)
     return Job(
         config=checked,
@@ -178,7 +178,7 @@ def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:
 
 
 def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_here: bool = False) -> RunConfig:
-    """Check what Hydra composed, without the node `hydra`, and return it resolved.
+    """Check what Hydra composed, without the section `hydra`, and return it resolved.
 
     `trains_here`: when nothing is wrong, ranks of this machine come next: what they need may be imported for the check.
     """
@@ -202,7 +202,7 @@ def _starts_ranks_here(composed: DictConfig) -> bool:
 
 
 def _without_hydra(config: DictConfig) -> Any:
-    """Return a config as it was composed, without its node `hydra`; None where it refers to that, which changes with the run's folder."""
+    """Return a config as composed, without its section `hydra`; None where it refers to that, which changes with the run's folder."""
     values: Any = OmegaConf.to_container(config, resolve=False)
     values.pop("hydra", None)
     return None if any("${" in str(value) and "hydra" in str(value) for _, value in leaves(values)) else values

@@ -20,7 +20,7 @@ from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import with_conf
 from ddp_train.config.command.composition import loader_of, parse
 from ddp_train.config.resolve import resolve
-from ddp_train.config.run_config import RunConfig, data_node, evaluation_sets, set_name
+from ddp_train.config.run_config import RunConfig, data_config, evaluation_sets, set_name
 from ddp_train.config.saved import answered_config, config_text
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import ConfigError, ConfigErrors, EnvironmentRefuses
@@ -150,8 +150,8 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_
 
 
 def _eval_data(saved: Mapping[str, Any], chosen_set: str, *, is_data_typed: bool, predicts: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the node of the data without a name, and those of evaluation sets by name. ConfigError: the run has no such data."""
-    splits = {set_name(key): data_node(saved, key) for key in evaluation_sets(saved)}
+    """Return the config of the data without a name, and those of evaluation sets by name. ConfigError: the run has no such data."""
+    splits = {set_name(key): data_config(saved, key) for key in evaluation_sets(saved)}
     if chosen_set and chosen_set not in splits:
         expected = f"one of {', '.join(filter(None, splits))}" if any(splits) else "none: the run has no evaluation.sets"
         raise ConfigError(key="--set", happened=f"is {chosen_set}, which the run does not have", expected=expected)
@@ -160,7 +160,7 @@ def _eval_data(saved: Mapping[str, Any], chosen_set: str, *, is_data_typed: bool
         fix = f"--set={next(iter(splits))}" if splits else "data.split=test, or another data=OPTION"
         raise ConfigError(key="data.eval", happened=happened, expected="data to evaluate on", fix=fix)
     split = splits.pop(chosen_set, None)
-    data = data_node(saved, "data") if split is None else split
+    data = data_config(saved, "data") if split is None else split
     no_evaluation = {"eval": None} if split is None and not is_data_typed else {}
     return {**data, **no_evaluation}, {} if chosen_set or predicts or is_data_typed else splits
 
@@ -179,7 +179,7 @@ def _section(group: str, option: str, folder: Path) -> Any:
     if errors:
         raise ConfigErrors(errors)
     if group == "data":
-        return data_node({group: composed}, "data.eval" if composed.get("eval") else "data")
+        return data_config({group: composed}, "data.eval" if composed.get("eval") else "data")
     return composed
 
 

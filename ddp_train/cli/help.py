@@ -212,10 +212,10 @@ def _read_option(file: Path, group: str) -> Option:
     return Option(group=group, name=file.stem, file=file, meaning=meaning, target=target, keys=keys)
 
 
-def _keys(node: Any, prefix: str, lines: Sequence[str], file: Path) -> Iterator[Key]:
-    if not isinstance(node, yaml.MappingNode):
+def _keys(mapping: Any, prefix: str, lines: Sequence[str], file: Path) -> Iterator[Key]:
+    if not isinstance(mapping, yaml.MappingNode):
         return
-    for name, value in node.value:
+    for name, value in mapping.value:
         key, line = f"{prefix}{name.value}", name.start_mark.line
         if name.value in _NO_KEYS or key.startswith("hydra."):
             continue

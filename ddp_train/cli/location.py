@@ -98,9 +98,9 @@ def location_of_sweep(composed: DictConfig) -> Location:
 
 def _location(composed: DictConfig, name: str, *, is_there: Callable[[Path], bool]) -> Location:
     """Return the folder that the pattern hydra.NAME.dir comes to; no value in it, and no link below its first folders, leads out."""
-    key, node = f"hydra.{name}.dir", composed.hydra[name]
-    is_typed, folder = bool(_typed(composed, key)), str(node.dir)
-    pattern = str(OmegaConf.to_container(node, resolve=False)["dir"])  # type: ignore[call-overload, index]
+    key, section = f"hydra.{name}.dir", composed.hydra[name]
+    is_typed, folder = bool(_typed(composed, key)), str(section.dir)
+    pattern = str(OmegaConf.to_container(section, resolve=False)["dir"])  # type: ignore[call-overload, index]
     problems = [*check_pattern(pattern, folder, key=key), *check_folder(folder, key=key)]
     fixed = os.path.dirname(pattern.partition("${")[0])
     path = Path(folder).absolute()
@@ -119,7 +119,7 @@ def typed_run_folder(composed: DictConfig) -> str:
 
 
 def _typed(composed: DictConfig, key: str) -> list[str]:
-    """Return the typed values of a key of the node `hydra`; the last one counts."""
+    """Return the typed values of a key of the section `hydra`; the last one counts."""
     return [text.partition("=")[2] for text in texts(composed.hydra.overrides.hydra) if text.lstrip("+").startswith(f"{key}=")]
 
 

@@ -1,6 +1,6 @@
 """Arguments that are `auto`, and the facts that answer them. Imports no torch; docs/decisions/0005-auto.md has the reasons.
 
-An `auto` gets the fact with its argument's name, also in nodes inside a node: of the data in model, objective and evaluation.metrics, of
+An `auto` gets the fact with its argument's name, also in components within one: of the data in model, objective and evaluation.metrics, of
 the run in scheduler and metrics, of the devices in amp. (`loader.micro_batch_size` is measured: training/check/micro_batch.py.) Without a
 fact it is null if that is the argument's default (the class can do without), it stays if the class gives `auto` a meaning (as its default,
 or annotated as text), and else it is an error. Answers are stored by their dotted keys, `model.num_classes`.
@@ -14,7 +14,7 @@ from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.config.spelling import nearest, override, text_of
 from ddp_train.config.targets.locate import look_up
 from ddp_train.config.targets.target import AUTO, DIRECTIVES, FACTS, admits_text, hints_of
-from ddp_train.config.tree import replace_values, value_at
+from ddp_train.config.tree import ComponentConfig, replace_values, value_at
 from ddp_train.errors import ConfigError, one_line
 
 BY_DATA = ("model", "objective", EVALUATION_METRICS)
@@ -50,8 +50,8 @@ def find_unanswerable(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Ite
 def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer for every `auto` below these sections. ConfigError: it names all that the facts do not answer."""
     answers, unanswered = dict[str, Any](), dict[str, str]()
-    for section, node in tree.items():
-        for key, name, owner in _autos(node, section, "", None):
+    for section, values in tree.items():
+        for key, name, owner in _autos(values, section, "", None):
             fact = name if name in facts else _ALSO_CALLED.get(name, name)
             default, has_meaning = _argument(owner, name)
             if fact in facts:
@@ -122,8 +122,8 @@ def _shown(value: Any) -> str:
     return one_line(text_of(yaml_value(value)), _SHOWN)
 
 
-def _autos(value: Any, key: str, name: str, owner: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
-    """Yield the key of every `auto`, its argument's name ("" for an item of a list), and the node whose argument it is, if any."""
+def _autos(value: Any, key: str, name: str, owner: ComponentConfig | None) -> Iterator[tuple[str, str, ComponentConfig | None]]:
+    """Yield the key of every `auto`, its argument's name ("" for an item of a list), and the component whose argument it is, if any."""
     if isinstance(value, Mapping):
         for name_inside, inner in value.items():
             if name_inside not in DIRECTIVES or name_inside == "_args_":
@@ -139,8 +139,8 @@ def _is_auto(value: Any) -> bool:
     return isinstance(value, str) and value == AUTO  # an array would compare its items
 
 
-def _argument(owner: Mapping[str, Any] | None, name: str) -> tuple[Any, bool]:
-    """Return the default of a node's argument (`_NOT_KNOWN`: it has none), and whether its class gives `auto` a meaning."""
+def _argument(owner: ComponentConfig | None, name: str) -> tuple[Any, bool]:
+    """Return the default of a component's argument (`_NOT_KNOWN`: it has none), and whether its class gives `auto` a meaning."""
     try:
         target = look_up(str((owner or {})["_target_"]))
         parameter = inspect.signature(target).parameters.get(name)

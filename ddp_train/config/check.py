@@ -18,10 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 from ddp_train.config import auto, schema
 from ddp_train.config.resolve import drop_unused_option_arguments, resolve
 from ddp_train.config.rules import check_rules
-from ddp_train.config.run_config import PartialConfig, RunConfig, data_node, evaluation_sets
+from ddp_train.config.run_config import PartialConfig, RunConfig, data_config, evaluation_sets
 from ddp_train.config.spelling import SECTIONS_HERE, did_you_mean, instead_of, nearest, override, removal, unknown_key
 from ddp_train.config.targets.target import ImportFails, check_object_names, check_target, members_of
-from ddp_train.config.tree import dotted_items, leaves, texts, value_at
+from ddp_train.config.tree import ComponentConfig, dotted_items, leaves, texts, value_at
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.system import redaction
@@ -31,7 +31,7 @@ _Section = TypeVar("_Section")
 
 
 def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
-    """Resolve and check a composed config; `hydra`: its node of that name, whose names Hydra itself does not check.
+    """Resolve and check a composed config; `hydra`: its section of that name, whose names Hydra itself does not check.
 
     Raises ConfigErrors: with every problem found.
     """
@@ -66,10 +66,11 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
 def _check_targets(tree: Mapping[str, Any], *, earlier: Iterable[ConfigError]) -> Iterator[ConfigError]:
     """Check what is instantiated. A key is reported once, also where an evaluation set inherits it from `data`."""
     reported = {error.key for error in earlier}
-    for node, key, training_key in _target_nodes(tree):
-        node_errors = [error for error in check_target(node, key) if not {error.key, error.key.replace(key, training_key, 1)} & reported]
-        reported |= {error.key for error in node_errors}
-        yield from node_errors
+    for component_config, key, training_key in _component_configs(tree):
+        errors = check_target(component_config, key)
+        new_errors = [error for error in errors if not {error.key, error.key.replace(key, training_key, 1)} & reported]
+        reported |= {error.key for error in new_errors}
+        yield from new_errors
 
 
 def _missing_sections(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -186,24 +187,24 @@ def _check_name(name: Any) -> list[ConfigError]:
     return [ConfigError(key="name", happened=f"is {name!r}", expected="letters, digits, '.', '_' and '-', a letter or digit first")]
 
 
-def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Yield every node that is instantiated, with its key; of an evaluation set also with the key of the same node of the training data."""
+def _component_configs(tree: Mapping[str, Any]) -> Iterator[tuple[ComponentConfig, str, str]]:
+    """Yield the config of each component, with its key; of an evaluation set also with the key that it has in the training data."""
     for name in schema.COMPONENT_KEYS:
-        node = value_at(tree, name)
-        if not isinstance(node, dict) or name == schema.EVALUATION_SETS:
+        section = value_at(tree, name)
+        if not isinstance(section, dict) or name == schema.EVALUATION_SETS:
             continue
         if name == "data":
-            node = data_node(tree, name)
-        components = {f"{name}.{key}": inner for key, inner in node.items()} if name in schema.COMPONENTS_BY_NAME else {name: node}
+            section = data_config(tree, name)
+        components = {f"{name}.{key}": inner for key, inner in section.items()} if name in schema.COMPONENTS_BY_NAME else {name: section}
         for key, inner in components.items():
             if isinstance(inner, dict) and "_target_" not in inner:
                 yield inner, key, key
-        for key, inner in dotted_items({name: node}):
+        for key, inner in dotted_items({name: section}):
             if isinstance(inner, dict) and "_target_" in inner:
                 yield inner, key, key
         if name == "data":
             for split in evaluation_sets(tree):
-                for key, inner in dotted_items({split: data_node(tree, split)}):
+                for key, inner in dotted_items({split: data_config(tree, split)}):
                     if isinstance(inner, dict) and "_target_" in inner:
                         yield inner, key, key.replace(split, "data", 1)
 
@@ -271,11 +272,11 @@ def _without_package(option: str, misplaced: Mapping[str, Any], hydra: DictConfi
 
 
 def _targets_in_extra(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
-    for key, node in dotted_items({"extra": tree["extra"]} if isinstance(tree.get("extra"), Mapping) else {}):
-        if isinstance(node, Mapping) and "_target_" in node:
+    for key, value in dotted_items({"extra": tree["extra"]} if isinstance(tree.get("extra"), Mapping) else {}):
+        if isinstance(value, Mapping) and "_target_" in value:
             happened = "has a _target_, and nothing below extra is instantiated"
             expected = f"plain values; components go below {', '.join([*schema.TARGETS, *schema.NAMED])}"
-            yield ConfigError(key=key, happened=happened, expected=expected, fix=removal(key, node))
+            yield ConfigError(key=key, happened=happened, expected=expected, fix=removal(key, value))
 
 
 def _unknown_hydra_names(hydra: DictConfig) -> Iterator[ConfigError]:
@@ -283,9 +284,9 @@ def _unknown_hydra_names(hydra: DictConfig) -> Iterator[ConfigError]:
     subdir = hydra.get("output_subdir")
     if subdir is not None and (Path(subdir).name != subdir or not subdir.isprintable()):
         yield ConfigError(key="hydra.output_subdir", happened=f"is {subdir!r}", expected="the name of a folder in the run folder")
-    for section, kind in (("", HydraConf), ("run.", RunDir), ("sweep.", SweepDir), ("job.", JobConf)):
+    for prefix, kind in (("", HydraConf), ("run.", RunDir), ("sweep.", SweepDir), ("job.", JobConf)):
         known = [item.name for item in dataclasses.fields(kind)] + ["env"]  # `env` is a group of Hydra's own, without a field
-        node = OmegaConf.select(hydra, section.rstrip(".")) if section else hydra
-        for name in map(str, node if isinstance(node, DictConfig) else ()):
+        section = OmegaConf.select(hydra, prefix.rstrip(".")) if prefix else hydra
+        for name in map(str, section if isinstance(section, DictConfig) else ()):
             if name not in known:
-                yield unknown_key(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known], OmegaConf.select(node, name))
+                yield unknown_key(f"hydra.{prefix}{name}", [f"hydra.{prefix}{other}" for other in known], OmegaConf.select(section, name))

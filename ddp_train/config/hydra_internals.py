@@ -140,27 +140,27 @@ def _limited(loader: Any) -> Any:
 
         def get_single_node(self) -> Any:
             try:
-                node = super().get_single_node()
-                values, levels = (0, 0) if node is None else _size(node, {})
+                parsed = super().get_single_node()
+                values, levels = (0, 0) if parsed is None else _size(parsed, {})
             except RecursionError:
                 values, levels = 0, MAX_DEPTH + 1
             if levels > MAX_DEPTH:
                 _refuse("", f"{self._where} is nested more than {MAX_DEPTH} levels deep")
             if values > MAX_NODES:
                 _refuse("", f"{self._where} has more than {MAX_NODES:,} values when its aliases are written out")
-            return node
+            return parsed
 
     return lambda **its_own_limits: Limited  # OmegaConf 2.4 has some
 
 
-def _size(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+def _size(parsed: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     """Return how many values and levels a YAML has with every alias written out."""
-    if id(node) not in known:
-        known[id(node)] = MAX_NODES, 0  # an alias of what it stands in
-        items = [] if isinstance(node, yaml.ScalarNode) else node.value  # of a mapping: pairs
+    if id(parsed) not in known:
+        known[id(parsed)] = MAX_NODES, 0  # an alias of what it stands in
+        items = [] if isinstance(parsed, yaml.ScalarNode) else parsed.value  # of a mapping: pairs
         inner = [_size(part, known) for item in items for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(values for values, _ in inner), 1 + max((levels for _, levels in inner), default=0)
-    return known[id(node)]
+        known[id(parsed)] = 1 + sum(values for values, _ in inner), 1 + max((levels for _, levels in inner), default=0)
+    return known[id(parsed)]
 
 
 def _refuse(key: str, happened: str) -> None:

@@ -3,9 +3,9 @@
 A secret's `${oc.env:NAME}` stays until a rank needs the value (redaction.py), and so does `${object:torch.float32}`: a configuration names
 a type, a class or a function, and the object is looked up when the component is made (targets/target.py).
 
-Then each node gets what its own target takes. `model._target_=my_package.MyModel` keeps the chosen option's other arguments, which are for
-another class. Those that the new class takes by name are kept, the others are left out, and one line says so. A typed value, or one that an
-experiment has changed, is never left out: if the new class does not take it, that is an error.
+Then each component gets what its own target takes. `model._target_=my_package.MyModel` keeps the chosen option's other arguments, which are
+for another class. Those that the new class takes by name are kept, the others are left out, and one line says so. A typed value, or one
+that an experiment has changed, is never left out: if the new class does not take it, that is an error.
 """
 
 import importlib.resources
@@ -26,7 +26,7 @@ from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, TARGETS
 from ddp_train.config.spelling import text_of
 from ddp_train.config.targets.locate import look_up_or_none
 from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, RESOLVER, calls_functions, declares, fits, hints_of, parameters_of
-from ddp_train.config.tree import replace_values, texts
+from ddp_train.config.tree import ComponentConfig, replace_values, texts
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
@@ -47,11 +47,11 @@ def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "")
     return {**replace_values(plain, "", lambda key, value: sealed.sub(r"${\1}", value) if isinstance(value, str) else value)}
 
 
-def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError], *, keeps_missing: bool) -> dict[str, Any]:
+def _resolve(section: DictConfig, prefix: str, errors: list[ConfigError], *, keeps_missing: bool) -> dict[str, Any]:
     plain: dict[str, Any] = {}
-    for name in node:
+    for name in section:
         key, path = str(name), f"{prefix}{name!s}"  # text, as JSON has it on its way to the other ranks
-        if OmegaConf.is_missing(node, name):
+        if OmegaConf.is_missing(section, name):
             if keeps_missing:
                 plain[key] = "???"
                 continue
@@ -59,7 +59,7 @@ def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError], *, keeps_
             errors.append(ConfigError(key=path, happened="has no value yet (???)", fix=fix))
             continue
         try:
-            value = node[name]
+            value = section[name]
             if isinstance(value, DictConfig):
                 plain[key] = _resolve(value, f"{path}.", errors, keeps_missing=keeps_missing)
             else:
@@ -87,47 +87,47 @@ def _sealed() -> Iterator[None]:
 
 
 def drop_unused_option_arguments(tree: Mapping[str, Any], hydra: DictConfig | None) -> tuple[dict[str, Any], list[str]]:
-    """Return a configuration whose nodes fit their own targets, and a line for each node from which an argument was left out.
+    """Return a configuration whose components fit their own targets, and a line for each one from which an argument was left out.
 
     `hydra`: has the chosen options; None: the configuration was treated before.
     """
     resolved = dict(tree)
     lines: list[str] = []
     for section in TARGETS:
-        node = tree.get(section)
-        option = _option(hydra, section) if hydra is not None and isinstance(node, Mapping) else {}
-        if hydra is None or node is None or option.get("_target_") in (None, "???", node.get("_target_")):
+        component_config = tree.get(section)
+        option = _option(hydra, section) if hydra is not None and isinstance(component_config, Mapping) else {}
+        if hydra is None or component_config is None or option.get("_target_") in (None, "???", component_config.get("_target_")):
             continue
-        if (target := look_up_or_none(node.get("_target_"))) is not None:
-            resolved[section] = _with_accepted_arguments(node, option, target, _typed(hydra, section))
-            lines += _lines(section, node, resolved[section], option)
+        if (target := look_up_or_none(component_config.get("_target_"))) is not None:
+            resolved[section] = _with_accepted_arguments(component_config, option, target, _typed(hydra, section))
+            lines += _lines(section, component_config, resolved[section], option)
     return replace_values(resolved, "", _partial), lines
 
 
-def _partial(key: str, node: Any) -> Any:
-    """Return a node with `_partial_: true` if the run calls its target later, with further arguments."""
-    if (key in COMPLETED or calls_functions(key)) and isinstance(node, Mapping) and "_partial_" not in node:
-        target = look_up_or_none(node.get("_target_"))
-        if target is not None and (key in COMPLETED or _needs_arguments(target, node)):
-            return {**node, "_partial_": True}
-    return node
+def _partial(key: str, component_config: Any) -> Any:
+    """Return a component config with `_partial_: true` if the run calls its target later, with further arguments."""
+    if (key in COMPLETED or calls_functions(key)) and isinstance(component_config, Mapping) and "_partial_" not in component_config:
+        target = look_up_or_none(component_config.get("_target_"))
+        if target is not None and (key in COMPLETED or _needs_arguments(target, component_config)):
+            return {**component_config, "_partial_": True}
+    return component_config
 
 
-def _needs_arguments(target: Any, node: Mapping[str, Any]) -> bool:
+def _needs_arguments(target: Any, component_config: ComponentConfig) -> bool:
     """Tell whether a function lacks arguments: it is a loss itself, say, and does not return one."""
     if inspect.isclass(target):
         return False
     if (parameters := parameters_of(target)) is None:  # a function in C; none of them makes an objective
         return True
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(item.default is item.empty and item.name not in node for item in parameters.values() if item.kind in positional)
+    return any(item.default is item.empty and item.name not in component_config for item in parameters.values() if item.kind in positional)
 
 
-def _with_accepted_arguments(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:
+def _with_accepted_arguments(component_config: ComponentConfig, option: ComponentConfig, target: Any, typed: set[str]) -> dict[str, Any]:
     hints = hints_of(target)
     always_accepted = {*DIRECTIVES, *(key for keys in KEYS_BESIDE_ARGUMENTS.values() for key in keys)}
     accepted = {}
-    for name, value in node.items():
+    for name, value in component_config.items():
         is_from_option = name not in typed and _is_from_option(name, value, option)
         if name == _EVAL and isinstance(value, Mapping) and isinstance(option.get(_EVAL), Mapping):
             inner = {key.removeprefix(f"{_EVAL}.") for key in typed if key.startswith(f"{_EVAL}.")}
@@ -144,20 +144,20 @@ def _is_from_option(name: str, value: Any, option: Mapping[str, Any]) -> bool:
     return name in option and (value == option[name] or "${" in str(option[name]))
 
 
-def _lines(section: str, node: Mapping[str, Any], accepted: Mapping[str, Any], option: Mapping[str, Any]) -> Iterator[str]:
+def _lines(section: str, component_config: ComponentConfig, accepted: ComponentConfig, option: ComponentConfig) -> Iterator[str]:
     """Yield the line about left-out and kept arguments of the option."""
-    left_out = [name for name in node if name not in accepted]
-    is_unevaluated = accepted.get(_EVAL, {}) is None and node.get(_EVAL) is not None
+    left_out = [name for name in component_config if name not in accepted]
+    is_unevaluated = accepted.get(_EVAL, {}) is None and component_config.get(_EVAL) is not None
     if not left_out and not is_unevaluated:
         return
     taken = [f"{name}={text_of(value)}" for name, value in accepted.items() if name in option and name not in (*DIRECTIVES, _EVAL)]
-    line = f"{section:<8} {node['_target_']} instead of {option['_target_'].rpartition('.')[2]}:"
+    line = f"{section:<8} {component_config['_target_']} instead of {option['_target_'].rpartition('.')[2]}:"
     line += f" takes {', '.join(taken) or 'nothing'} of its arguments, not {', '.join(left_out) or 'those of its evaluation split'}"
     yield line + ("; no evaluation: +data.eval.NAME=VALUE says what differs for it" if is_unevaluated else "")
 
 
 def _typed(hydra: DictConfig, section: str) -> set[str]:
-    """Return the arguments of a node that were typed, by their dotted names below it."""
+    """Return the arguments of a component that were typed, by their dotted names below it."""
     keys = [text.lstrip("+~").partition("=")[0].strip() for text in texts(hydra.overrides.task)]
     names = [key.removeprefix(f"{section}.") for key in keys if key.startswith(f"{section}.")]
     return {".".join(name.split(".")[:length]) for name in names for length in range(1, 1 + len(name.split(".")))}

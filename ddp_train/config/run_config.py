@@ -1,4 +1,4 @@
-"""One run's configuration, typed: `PartialConfig` for the rules, `RunConfig` for every rank; and the nodes of its data sets."""
+"""One run's configuration, typed: `PartialConfig` for the rules, `RunConfig` for every rank; and the configs of its data sets."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class _InvalidSection:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialConfig(Sections):
-    """A configuration while it is checked: our own sections, typed, and the nodes of components; {} stands for a missing node."""
+    """A configuration while it is checked: our own sections, typed, and the configs of components; {} stands for a missing one."""
 
     tree: Mapping[str, Any]  # all of it, as it was composed
 
     @classmethod
     def of(cls, sections: Mapping[str, dict[str, Any] | None], tree: Mapping[str, Any]) -> PartialConfig:
         """Return the config of a tree. `sections` has our own sections that are in it; None stands for an invalid one."""
-        sections_and_nodes: dict[str, Any] = dict.fromkeys(SECTIONS, _InvalidSection()) | {name: {} for name in TARGETS}
-        sections_and_nodes |= {name: as_dataclass(SECTIONS[name], values) for name, values in sections.items() if values is not None}
-        sections_and_nodes |= {name: tree[name] for name in TARGETS if isinstance(tree.get(name), dict)}
-        return cls(**sections_and_nodes, tree=tree)
+        sections_and_components: dict[str, Any] = dict.fromkeys(SECTIONS, _InvalidSection()) | {name: {} for name in TARGETS}
+        sections_and_components |= {name: as_dataclass(SECTIONS[name], values) for name, values in sections.items() if values is not None}
+        sections_and_components |= {name: tree[name] for name in TARGETS if isinstance(tree.get(name), dict)}
+        return cls(**sections_and_components, tree=tree)
 
     @cached_property
     def batch(self) -> BatchSizes:
@@ -63,7 +63,7 @@ class PartialConfig(Sections):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(RootConfig, Sections):
-    """One run's configuration: everything resolved, our own sections typed, the nodes of components as plain containers."""
+    """One run's configuration: everything resolved, our own sections typed, the configs of components as plain containers."""
 
     metrics: dict[str, dict[str, Any] | None]
     callbacks: dict[str, dict[str, Any] | None]
@@ -101,11 +101,10 @@ class RunConfig(RootConfig, Sections):
             notes.append(f"another number of ranks changes the batch and the result; {keeps}")
         factor = self.rate_factor()
         if factor != 1.0:
-            node = self.optimizer
-            rate = node.get("lr")
-            ratio = f"{batch.global_batch_size} / optimizer.base_batch_size {node['base_batch_size']}"
+            rate = self.optimizer.get("lr")
+            ratio = f"{batch.global_batch_size} / optimizer.base_batch_size {self.optimizer['base_batch_size']}"
             example = f": {rate * factor:g} in place of {rate:g}" if isinstance(rate, (int, float)) else ""
-            notes.append(f"all rates of the optimizer x {factor:g}{example} (optimizer.lr_scale={node['lr_scale']}, {ratio})")
+            notes.append(f"all rates of the optimizer x {factor:g}{example} (optimizer.lr_scale={self.optimizer['lr_scale']}, {ratio})")
         return notes
 
     def runs_before(self) -> list[Path]:
@@ -152,8 +151,8 @@ def evaluation_sets(tree: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {key: changes for key, changes in changes_by_key.items() if isinstance(changes, Mapping)}
 
 
-def data_node(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the node of the training data (`data`) or of an evaluation set. A named set with its own `_target_` inherits nothing."""
+def data_config(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the config of the training data (`data`) or of an evaluation set. A named set with its own `_target_` inherits nothing."""
     training_data = {name: value for name, value in tree["data"].items() if name != "eval"}
     if key == "data":
         return training_data
@@ -166,12 +165,12 @@ def set_name(key: str) -> str:
     return "" if key == "data.eval" else key.removeprefix(f"{EVALUATION_SETS}.")
 
 
-def _merged(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node with changes, groups of keys merged. With another `_target_` it keeps the arguments that this class has by name."""
-    merged = dict(node)
-    if changes.get("_target_", node.get("_target_")) != node.get("_target_"):
+def _merged(component_config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a component config with changes, groups of keys merged. With another `_target_` it keeps what that class has by name."""
+    merged = dict(component_config)
+    if changes.get("_target_", component_config.get("_target_")) != component_config.get("_target_"):
         target = look_up_or_none(changes["_target_"])
-        merged = {name: value for name, value in node.items() if name not in DIRECTIVES and target and declares(target, name)}
+        merged = {name: value for name, value in component_config.items() if name not in DIRECTIVES and target and declares(target, name)}
     for name, value in changes.items():
         before = merged.get(name)
         merged[name] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value

@@ -8,6 +8,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+ComponentConfig = Mapping[str, Any]
+"""A component's part of the configuration: its `_target_` and its arguments."""
+
 WITHOUT_EFFECT_ON_RESULTS = {
     "name": "of the folder",
     "resume": "where a run continues, not what it computes",
@@ -72,10 +75,10 @@ def dotted_items(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def value_at(tree: Mapping[str, Any], key: str) -> Any:
-    node: Any = tree
+    value: Any = tree
     for name in key.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return node
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def replace_values(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:

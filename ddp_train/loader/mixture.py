@@ -87,7 +87,6 @@ class MixtureSource(DataSource):
         return self._joined(parts, len(indices))
 
     def augment(self, batch: Batch, keys: Keys, indices: Indices) -> Batch:
-        """Return the samples at `indices`, each changed at random by its own source."""
         parts = []
         for number, rows in self._rows(indices):
             source = self._sources[number]

@@ -91,8 +91,8 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     return "\n".join(lines)
 
 
-def _named(node: Any) -> str:
-    return str(node.get("_target_")).rpartition(".")[2]
+def _named(component_config: Any) -> str:
+    return str(component_config.get("_target_")).rpartition(".")[2]
 
 
 def _spread(groups: Iterable[Mapping[str, Any]]) -> str:

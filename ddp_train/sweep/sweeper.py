@@ -156,7 +156,7 @@ def _goal(composed: DictConfig) -> str | None:
     objective = locate(composed.objective._target_)
     goals: Mapping[str, str] = getattr(objective, "goals", {"loss": "min"} if objective.__module__.startswith("torch.nn") else {})
     name = (settings.metric or "").rpartition("/")[2] or next(iter(goals), "")
-    if (node := composed.evaluation.get("metrics", {}).get(name)) is not None and (path := node.get("_target_")):
+    if (metric_config := composed.evaluation.get("metrics", {}).get(name)) is not None and (path := metric_config.get("_target_")):
         higher = getattr(locate(path), "higher_is_better", None)
         return None if higher is None else "max" if higher else "min"
     return goals.get(name)

@@ -8,7 +8,7 @@
     check/          what is tried before the first step, and memory
     parts/          what a run is made of
     record/         what a run records: losses, rates, events
-    instantiate     one `_target_` node         seeding     random streams         train_state     how far a run is
+    instantiate     one component              seeding     random streams         train_state     how far a run is
 
 The loop itself writes no files but predictions, and knows no config and no signals: `ddp_train/rank/train_job.py` puts it all together.
 """

@@ -66,20 +66,20 @@ class EarlyEnd:
     settings: str  # the callback's config, as JSON: with another config the run may go on
 
     @classmethod
-    def at(cls, callback: str, reason: str, nodes: Mapping[str, Any]) -> EarlyEnd:
-        """Return the end that a callback requests; `nodes` are the config's."""
-        return cls(callback=callback, reason=reason, settings=_settings(callback, nodes))
+    def at(cls, callback: str, reason: str, callback_configs: Mapping[str, Any]) -> EarlyEnd:
+        """Return the end that a callback requests."""
+        return cls(callback=callback, reason=reason, settings=_settings(callback, callback_configs))
 
-    def holds(self, nodes: Mapping[str, Any]) -> bool:
+    def holds(self, callback_configs: Mapping[str, Any]) -> bool:
         """Tell whether the callback still has the same settings: else, or without it, the run goes on."""
-        return self.callback in nodes and self.settings == _settings(self.callback, nodes)
+        return self.callback in callback_configs and self.settings == _settings(self.callback, callback_configs)
 
     def __str__(self) -> str:
         return f"callbacks.{self.callback}: {self.reason}"
 
 
-def _settings(name: str, nodes: Mapping[str, Any]) -> str:
-    return json.dumps(nodes.get(name), sort_keys=True, default=str)
+def _settings(name: str, callback_configs: Mapping[str, Any]) -> str:
+    return json.dumps(callback_configs.get(name), sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)

@@ -58,14 +58,14 @@ def loader_of(args: Namespace, conf: Path = CONF) -> ConfigLoaderImpl:
 
 
 class Composition:
-    """The files of one configuration, which the loader has composed with its node `hydra`."""
+    """The files of one configuration, which the loader has composed with its section `hydra`."""
 
     def __init__(self, loader: ConfigLoader, composed: DictConfig) -> None:
-        node = composed.hydra
-        overrides = [*texts(node.overrides.hydra), *texts(node.overrides.task)]
-        defaults = loader.compute_defaults_list(node.job.config_name, overrides, RunMode.RUN).defaults
-        self._folders = [folder for source in node.runtime.config_sources if (folder := folder_of(source.schema, source.path))]
-        self._chosen = {group: option for group, option in node.runtime.choices.items() if not group.startswith("hydra")}
+        hydra = composed.hydra
+        overrides = [*texts(hydra.overrides.hydra), *texts(hydra.overrides.task)]
+        defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
+        self._folders = [folder for source in hydra.runtime.config_sources if (folder := folder_of(source.schema, source.path))]
+        self._chosen = {group: option for group, option in hydra.runtime.choices.items() if not group.startswith("hydra")}
         self._typed = [word for word in OverridesParser.create().parse_overrides(overrides) if not word.key_or_group.startswith("hydra")]
         self._defaults = [entry for entry in defaults if not (entry.package or "").startswith("hydra") and entry.config_path]
         self._contents = {str(entry.config_path): self._read(str(entry.config_path)) for entry in self._defaults}

@@ -87,18 +87,18 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
 
 
 def _apply(values: Iterable[Override], composed: DictConfig) -> DictConfig:
-    """Put values into a configuration, keys that are not there too, and take its node `hydra` out: composing again would take as long."""
+    """Put values into a configuration, also new keys, and take its section `hydra` out: composing again would take as long."""
     with read_write(composed), open_dict(composed), read_write(composed.hydra), open_dict(composed.hydra):
         for override in values:
             parent, _, name = override.key_or_group.rpartition(".")
             if not override.is_delete():
                 first = OverridesParser.create().parse_override(_first_job(override))
                 OmegaConf.update(composed, override.key_or_group, first.value(), force_add=True)
-            elif isinstance(node := OmegaConf.select(composed, parent) if parent else composed, DictConfig):
-                node.pop(name, None)
+            elif isinstance(section := OmegaConf.select(composed, parent) if parent else composed, DictConfig):
+                section.pop(name, None)
             composed.hydra.overrides.task.append(str(override.input_line))
-        hydra_node: DictConfig = composed.pop("hydra")
-    return hydra_node
+        hydra: DictConfig = composed.pop("hydra")
+    return hydra
 
 
 def _to_be_added(absent: Mapping[str, Override], tree: Mapping[str, Any], errors: Sequence[ConfigError]) -> Iterator[ConfigError]:

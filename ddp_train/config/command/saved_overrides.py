@@ -69,5 +69,5 @@ def _with_strategy(saved: Mapping[str, Any], overrides: Sequence[str]) -> tuple[
     chosen = [text for text in overrides if text.startswith("strategy=") and text.partition("=")[2] in files]
     if not chosen:
         return saved, [*overrides]
-    node = yaml.safe_load(files[chosen[-1].partition("=")[2]].read_text())
-    return {**saved, "strategy": node}, [text for text in overrides if text not in chosen]
+    strategy = yaml.safe_load(files[chosen[-1].partition("=")[2]].read_text())
+    return {**saved, "strategy": strategy}, [text for text in overrides if text not in chosen]

@@ -69,15 +69,16 @@ def check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse a class that would never be called, and one that waits for evaluations which never are."""
     callbacks = config.tree.get("callbacks")
     if isinstance(callbacks, Mapping):
-        for name, node in callbacks.items():
-            path = node.get("_target_") if isinstance(node, Mapping) else None
+        for name, callback_config in callbacks.items():
+            path = callback_config.get("_target_") if isinstance(callback_config, Mapping) else None
             is_ours = str(path).startswith("ddp_train.")  # a callback, and importing it would import torch
             target = None if is_ours else look_up_or_none(path)
             if inspect.isclass(target):
                 kinds = [kind for kind in inspect.getmro(target) if kind.__module__ != "ddp_train.interfaces.run"]  # not our `Callback`
                 methods = {method for kind in kinds for method in vars(kind) if callable(getattr(target, method))}
                 yield from check_events(str(path), methods, key=f"callbacks.{name}._target_")
-            if not config.is_evaluated and "data" in config.tree and path and class_constants(node, CallbackConstants).needs_evaluation:
+            has_no_evaluation = not config.is_evaluated and "data" in config.tree
+            if has_no_evaluation and path and class_constants(callback_config, CallbackConstants).needs_evaluation:
                 happened = "follows a metric of the evaluation, and data.eval is null: there is none"
                 yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
 

@@ -124,7 +124,7 @@ def check_steps(config: PartialConfig) -> Iterator[ConfigError]:
 
 
 def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:
-    """Yield the problems of our keys in the optimizer's node. `check_target` finds those of the node itself."""
+    """Yield the problems of our keys in the optimizer's config. `check_target` finds those of its arguments."""
     path = config.optimizer.get("_target_", "")
     if (target := look_up_or_none(path)) is None:
         return
@@ -198,7 +198,7 @@ def _check_rates(settings: Mapping[str, Any], config: PartialConfig) -> Iterator
 
 
 def check_scheduler(config: PartialConfig) -> Iterator[ConfigError]:
-    """Yield the problems of our keys in the scheduler's node."""
+    """Yield the problems of our keys in the scheduler's config."""
     path = config.scheduler.get("_target_")
     if (target := look_up_or_none(path)) is None:
         return

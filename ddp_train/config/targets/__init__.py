@@ -1,1 +1,1 @@
-"""Checks of `_target_` nodes: the class, its arguments, and the nodes of the evaluation data. Imports no torch."""
+"""Checks of components' configs: the class, its arguments, and the configs of the evaluation data. Imports no torch."""

@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.machinery import PathFinder
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddp_train import FOLDER
+from ddp_train.config.tree import ComponentConfig
 from ddp_train.traits import Declared, constants_of
 
 _ROOTS = ("ddp_train", "torch")
@@ -106,14 +107,14 @@ def class_of(path: str) -> type:
     return cls if inspect.isclass(cls) else object
 
 
-def class_constants(node: Mapping[str, Any], declared: type[Declared]) -> Declared:
-    """Return the constants of the class that a node names; a class that is not known has the defaults."""
-    return constants_of(class_of(str(node.get("_target_"))), declared)
+def class_constants(component_config: ComponentConfig, declared: type[Declared]) -> Declared:
+    """Return the constants of the class that a component config names; a class that is not known has the defaults."""
+    return constants_of(class_of(str(component_config.get("_target_"))), declared)
 
 
-def constants_of_ours(node: Mapping[str, Any], declared: type[Declared]) -> Declared:
+def constants_of_ours(component_config: ComponentConfig, declared: type[Declared]) -> Declared:
     """Return the constants of a class of ours, which is read and never imported; another's class has the defaults."""
-    return constants_of(stub_from_source(str(node.get("_target_"))), declared)
+    return constants_of(stub_from_source(str(component_config.get("_target_"))), declared)
 
 
 class _Unclear(Exception):
@@ -134,11 +135,11 @@ def stub_from_source(path: str) -> Any | None:
     """Return a stub of an object from its source, also if it could be imported at no cost; None: the source is not plain."""
     module_path, _, name = path.rpartition(".")
     try:
-        module, node = _definition(_module(module_path), name)
-        if isinstance(node, ast.ClassDef):
-            home, init = _constructor(module, node)
-            return _derived(module, node, {} if init is None else {"__init__": _function(home, init)})
-        return _function(module, node)
+        module, statement = _definition(_module(module_path), name)
+        if isinstance(statement, ast.ClassDef):
+            home, init = _constructor(module, statement)
+            return _derived(module, statement, {} if init is None else {"__init__": _function(home, init)})
+        return _function(module, statement)
     except (_Unclear, OSError, SyntaxError, ValueError):
         return None
 
@@ -157,27 +158,27 @@ def _module(name: str) -> _Module:
     statements = ast.parse(file.read_bytes()).body
     if root == FOLDER.name and not all(map(_cannot_fail, statements)):
         raise _Unclear(name)
-    for node in statements:
-        for target in _names_of(node):
-            module.defined.setdefault(target, []).append(node)
-        if isinstance(node, ast.Import):
-            for alias in node.names:
+    for statement in statements:
+        for target in _names_of(statement):
+            module.defined.setdefault(target, []).append(statement)
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
                 first = alias.name.partition(".")[0]
                 module.imported[alias.asname or first] = (alias.name if alias.asname else first, "")
-        elif isinstance(node, ast.ImportFrom):
-            source = resolve_name("." * node.level + (node.module or ""), package)
-            module.imported.update({alias.asname or alias.name: (source, alias.name) for alias in node.names})
+        elif isinstance(statement, ast.ImportFrom):
+            source = resolve_name("." * statement.level + (statement.module or ""), package)
+            module.imported.update({alias.asname or alias.name: (source, alias.name) for alias in statement.names})
     return module
 
 
-def _cannot_fail(node: ast.stmt) -> bool:
+def _cannot_fail(statement: ast.stmt) -> bool:
     """Tell whether a top-level statement of a module of ours cannot fail, as an import of an optional package can."""
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        packages = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        packages = [statement.module or ""] if isinstance(statement, ast.ImportFrom) else [alias.name for alias in statement.names]
         return all(name.partition(".")[0] in _REQUIRED | sys.stdlib_module_names for name in packages)
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    is_for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    return is_text or is_for_types or isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Assign, ast.AnnAssign))
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    is_for_types = isinstance(statement, ast.If) and isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
+    return is_text or is_for_types or isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.Assign, ast.AnnAssign))
 
 
 def _installed(root: str) -> Path:
@@ -187,41 +188,41 @@ def _installed(root: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _names_of(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        yield node.name
-    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        yield node.target.id
-    elif isinstance(node, ast.Assign):
-        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+def _names_of(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield statement.name
+    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        yield statement.target.id
+    elif isinstance(statement, ast.Assign):
+        yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
     else:  # it may define anything
-        yield from (inner.name for inner in ast.walk(node) if isinstance(inner, (ast.ClassDef, ast.FunctionDef)))
+        yield from (inner.name for inner in ast.walk(statement) if isinstance(inner, (ast.ClassDef, ast.FunctionDef)))
 
 
 def _definition(module: _Module, name: str, *, reexports: int = 0) -> tuple[_Module, ast.stmt]:
     """Find the only statement that defines a name, and its module."""
-    if len(nodes := module.defined.get(name, [])) == 1 and name not in module.imported:
-        return module, nodes[0]
-    if nodes or name not in module.imported or not module.imported[name][1] or reexports == _MAX_REEXPORTS:
+    if len(found := module.defined.get(name, [])) == 1 and name not in module.imported:
+        return module, found[0]
+    if found or name not in module.imported or not module.imported[name][1] or reexports == _MAX_REEXPORTS:
         raise _Unclear(f"{module.name}.{name}")
     source, its_name = module.imported[name]
     return _definition(_module(source), its_name, reexports=reexports + 1)
 
 
-def _derived(module: _Module, node: ast.ClassDef, members: dict[str, Any]) -> type:
+def _derived(module: _Module, statement: ast.ClassDef, members: dict[str, Any]) -> type:
     """Return a class with its attributes that are literals, and its bases; bases of torch have none themselves: their names are enough."""
-    bases = tuple(_lineage(module, base) for base in node.bases)
+    bases = tuple(_lineage(module, base) for base in statement.bases)
     attributes: dict[str, Any] = {}
-    for line in node.body:
+    for line in statement.body:
         if isinstance(line, (ast.Assign, ast.AnnAssign)) and line.value is not None:
             with suppress(ValueError, TypeError):
                 attributes |= dict.fromkeys(_names_of(line), ast.literal_eval(line.value))
-    return type(node.name, bases, {**attributes, **members, "__module__": module.name, "__qualname__": node.name})
+    return type(statement.name, bases, {**attributes, **members, "__module__": module.name, "__qualname__": statement.name})
 
 
-def _lineage(module: _Module, node: ast.expr) -> type:
+def _lineage(module: _Module, expression: ast.expr) -> type:
     """Return the class that an expression in a module names, with its bases as far as they are ours."""
-    first, _, rest = ast.unparse(node).partition(".")
+    first, _, rest = ast.unparse(expression).partition(".")
     if (not rest and first in module.defined) or module.imported.get(first, ("",))[0].partition(".")[0] == FOLDER.name:
         home, definition = _definition(module, first)
         if not isinstance(definition, ast.ClassDef):
@@ -232,49 +233,49 @@ def _lineage(module: _Module, node: ast.expr) -> type:
     return type(name, (), {"__module__": ".".join(parts)})
 
 
-def _constructor(module: _Module, node: ast.ClassDef) -> tuple[_Module, ast.FunctionDef | None]:
+def _constructor(module: _Module, statement: ast.ClassDef) -> tuple[_Module, ast.FunctionDef | None]:
     """Find `__init__` in a class or its base; None: there is none."""
-    methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
-    if not (node.decorator_list or node.keywords or "__new__" in methods):
-        if "__init__" in methods or not node.bases:
+    methods = {method.name: method for method in statement.body if isinstance(method, ast.FunctionDef)}
+    if not (statement.decorator_list or statement.keywords or "__new__" in methods):
+        if "__init__" in methods or not statement.bases:
             return module, methods.get("__init__")
-        if len(node.bases) == 1 and isinstance(node.bases[0], ast.Name):
-            home, base = _definition(module, node.bases[0].id)
+        if len(statement.bases) == 1 and isinstance(statement.bases[0], ast.Name):
+            home, base = _definition(module, statement.bases[0].id)
             if isinstance(base, ast.ClassDef):
                 return _constructor(home, base)
-    raise _Unclear(f"{module.name}.{node.name}")
+    raise _Unclear(f"{module.name}.{statement.name}")
 
 
-def _function(module: _Module, node: ast.stmt) -> Any:
-    if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+def _function(module: _Module, statement: ast.stmt) -> Any:
+    if not isinstance(statement, ast.FunctionDef) or statement.decorator_list:
         raise _Unclear(module.name)
-    arguments = node.args
+    arguments = statement.args
     for default in filter(None, (*arguments.defaults, *arguments.kw_defaults)):
         ast.literal_eval(default)  # one that is no literal is a ValueError
     namespace: dict[str, Any] = {}
-    exec(f"from __future__ import annotations\ndef {node.name}({ast.unparse(arguments)}): ...", namespace)
-    function = namespace[node.name]
+    exec(f"from __future__ import annotations\ndef {statement.name}({ast.unparse(arguments)}): ...", namespace)
+    function = namespace[statement.name]
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *filter(None, (arguments.vararg, arguments.kwarg))]
     function.__module__ = module.name
     function.__annotations__ = {item.arg: _type(item.annotation, module) for item in every if item.annotation is not None}
-    if node.returns is not None:
+    if statement.returns is not None:
         with suppress(_Unclear):
-            function.__annotations__["return"] = _lineage(module, node.returns)
+            function.__annotations__["return"] = _lineage(module, statement.returns)
     return function
 
 
-def _type(node: ast.expr, module: _Module) -> Any:
+def _type(expression: ast.expr, module: _Module) -> Any:
     """Return the type that an annotation names, without its arguments. A class that is not a builtin becomes an empty one of that name."""
-    if isinstance(node, ast.Constant):
-        return _type(ast.parse(node.value, mode="eval").body, module) if isinstance(node.value, str) else type(node.value)
-    if isinstance(node, ast.BinOp):
-        return _type(node.left, module) | _type(node.right, module)
-    first, _, rest = ast.unparse(node.value if isinstance(node, ast.Subscript) else node).partition(".")
+    if isinstance(expression, ast.Constant):
+        return _type(ast.parse(expression.value, mode="eval").body, module) if isinstance(expression.value, str) else type(expression.value)
+    if isinstance(expression, ast.BinOp):
+        return _type(expression.left, module) | _type(expression.right, module)
+    first, _, rest = ast.unparse(expression.value if isinstance(expression, ast.Subscript) else expression).partition(".")
     name = rest.rpartition(".")[2] or first
     if first not in module.defined.keys() | module.imported.keys() and not hasattr(builtins, first):
         raise _Unclear(f"{module.name}.{first}")  # a name that exists only for type checkers, say
-    if isinstance(node, ast.Subscript) and name in ("Literal", "Optional", "Union"):
-        inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if isinstance(expression, ast.Subscript) and name in ("Literal", "Optional", "Union"):
+        inside = expression.slice.elts if isinstance(expression.slice, ast.Tuple) else [expression.slice]
         members = [ast.literal_eval(member) if name == "Literal" else _type(member, module) for member in inside]
         special_form: Any = getattr(typing, name)
         return special_form[members[0] if name == "Optional" else tuple(members)]

@@ -1,6 +1,6 @@
-"""Check a `_target_` node: its target can be imported, and takes the arguments.
+"""Checks a component config: its target can be imported, and takes the arguments.
 
-A node's schema is its class's signature, so third-party classes are checked like ours, before any process starts.
+Its schema is its class's signature, so third-party classes are checked like ours, before any process starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddp_train import FOLDER
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, EVENTS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
 from ddp_train.config.spelling import did_you_mean, instead_of, nearest, override, removal, without_secrets
 from ddp_train.config.targets.locate import locate, look_up
-from ddp_train.config.tree import leaves
+from ddp_train.config.tree import ComponentConfig, leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
 from ddp_train.traits import Constants, constants_of
@@ -37,14 +37,14 @@ FACTS = {
 }
 """The facts that answer an argument which is `auto`, by section. A data set may have more; writers' are `interfaces.run.WriterFacts`."""
 
-COMPLETED = ("optimizer", "scheduler")  # nodes whose first argument the run adds later: parameters or the model, the optimizer
+COMPLETED = ("optimizer", "scheduler")  # sections whose first argument the run adds later: parameters or the model, the optimizer
 
 _RUN_ARGUMENTS = {
     "optimizer": ("params", "model"),
     "scheduler": ("optimizer",),
     "loader.sampler": ("data_source", "dataset", "labels", "seed", "global_batch_size"),
 }
-"""Arguments that the run adds by name if they are missing, also to inner nodes: a SequentialLR's schedulers share the optimizer."""
+"""Arguments that the run adds by name if they are missing, also to components within: a SequentialLR's schedulers share the optimizer."""
 
 DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # read by Hydra's instantiate itself
 
@@ -74,12 +74,12 @@ class ImportFails(ConfigError):
         return failure
 
 
-def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
-    """Return the problems of one node, without those of the nodes inside it.
+def check_target(component_config: ComponentConfig, key: str) -> list[ConfigError]:
+    """Return the problems of a component config, without those of the ones within it.
 
-    Arguments that the run fills count as given: `auto`s, and those that complete a `_partial_` node.
+    Arguments that the run fills count as given: `auto`s, and those that complete a `_partial_` one.
     """
-    path = node.get("_target_")
+    path = component_config.get("_target_")
     if not isinstance(path, str) or not path:
         return [ConfigError(key=f"{key}._target_", happened=f"is {path!r}", expected="the dotted path of a class or function")]
     try:
@@ -94,22 +94,22 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     parameters = parameters_of(target)
     if parameters is None:
         return []
-    framework = framework_keys(node, key)
-    arguments = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in framework}
+    framework = framework_keys(component_config, key)
+    arguments = {name: value for name, value in component_config.items() if name not in DIRECTIVES and name not in framework}
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
-    call = _Call(node, key, path, target, parameters, arguments, named)
+    call = _Call(component_config, key, path, target, parameters, arguments, named)
     return [*call.unknown(), *call.missing(), *call.mistyped(), *call.out_of_range()]
 
 
 class _Call(NamedTuple):
-    """The call that a node stands for."""
+    """The call that a component config stands for."""
 
-    node: Mapping[str, Any]
+    component_config: ComponentConfig
     key: str
     path: str
     target: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter]
-    arguments: Mapping[str, Any]  # that the node has
+    arguments: Mapping[str, Any]  # that it has
     named: Sequence[str]  # the arguments that can be given by name
 
     @property
@@ -138,12 +138,12 @@ class _Call(NamedTuple):
         return did_you_mean(elsewhere) if elsewhere else f"remove it: {removal(key, value)}"
 
     def missing(self) -> Iterator[ConfigError]:
-        named, target = self.named[len(self.node.get("_args_") or ()) :], self.target
+        named, target = self.named[len(self.component_config.get("_args_") or ()) :], self.target
         missing = [name for name in named if self.parameters[name].default is inspect.Parameter.empty and name not in self.arguments]
         is_stage = hasattr(target, "__wrapped__") and not inspect.isclass(target) and not inspect.isroutine(target)  # as WebDataset's
         if self.key in COMPLETED:  # the run adds the first one
             missing = [name for name in missing if name != named[0]]
-        elif self.node.get("_partial_") or is_stage:  # the caller adds the rest
+        elif self.component_config.get("_partial_") or is_stage:  # the caller adds the rest
             missing = []
         for name in missing:
             if name not in run_arguments(self.key):
@@ -168,7 +168,7 @@ class _Call(NamedTuple):
 
 
 def run_arguments(key: str) -> tuple[str, ...]:
-    """Return the names of the arguments that the run adds to a node or its inner nodes."""
+    """Return the names of the arguments that the run adds to a component or to those within it."""
     return next((names for section, names in _RUN_ARGUMENTS.items() if f"{key}.".startswith(f"{section}.")), ())
 
 
@@ -243,14 +243,15 @@ def declares(target: Callable[..., Any], name: str) -> bool:
     return False
 
 
-def framework_keys(node: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a node's keys that are ours and no arguments of its class: `optimizer.groups`, `scheduler.every` and the like."""
-    target = look_up(node["_target_"])
-    return {name: node[name] for name in KEYS_BESIDE_ARGUMENTS.get(key, ()) if name in node and not declares(target, name)}
+def framework_keys(component_config: ComponentConfig, key: str) -> dict[str, Any]:
+    """Return a component's keys that are ours and no arguments of its class: `optimizer.groups`, `scheduler.every` and the like."""
+    target = look_up(component_config["_target_"])
+    ours = KEYS_BESIDE_ARGUMENTS.get(key, ())
+    return {name: component_config[name] for name in ours if name in component_config and not declares(target, name)}
 
 
 def calls_functions(key: str) -> bool:
-    """Tell whether the run may call this node's function itself: a loss, a metric, a collate function."""
+    """Tell whether the run may call a component's function itself: a loss, a metric, a collate function."""
     return key in ("objective", "loader.collate") or (key.startswith(f"{EVALUATION_METRICS}.") and key.count(".") == 2)
 
 
@@ -272,9 +273,9 @@ def admits_text(hint: Any) -> bool:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Tell whether a YAML value fits a type hint; in doubt it does. A node with a `_target_` fits every hint."""
-    is_node = isinstance(value, Mapping) and "_target_" in value
-    if value == AUTO or is_node or (isinstance(value, str) and value.startswith(f"${{{RESOLVER}:")):
+    """Tell whether a YAML value fits a type hint; in doubt it does. A component fits every hint."""
+    is_component = isinstance(value, Mapping) and "_target_" in value
+    if value == AUTO or is_component or (isinstance(value, str) and value.startswith(f"${{{RESOLVER}:")):
         return True
     return any(_fits_one(value, member) for member in members_of(hint))
 

@@ -1,4 +1,4 @@
-"""Turn `_target_` nodes into components, in dependency order: data, model, objective, optimizer, scheduler.
+"""Turn components' configs into components, in dependency order: data, model, objective, optimizer, scheduler.
 
 Arguments that are `auto` take the data's facts (model, objective) or the number of steps (scheduler) by their names (auto.py).
 """

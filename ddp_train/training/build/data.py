@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from ddp_train.config.batch_sizes import accumulation_of
-from ddp_train.config.run_config import RunConfig, data_node, evaluation_sets
+from ddp_train.config.run_config import RunConfig, data_config, evaluation_sets
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
 from ddp_train.config.targets.locate import locate
 from ddp_train.config.targets.target import AUTO, declares, run_arguments
@@ -25,7 +25,7 @@ from ddp_train.training.instantiate import instantiate
 def make_data(config: RunConfig, *, key: str) -> Any:
     """Return the data set of the section `data`, or of an evaluation set with the key `data.eval` or `evaluation.sets.<name>`."""
     try:
-        return instantiate(data_node(config.tree, key), key=key)
+        return instantiate(data_config(config.tree, key), key=key)
     except UserError as error:
         name = error.key.removeprefix("data.")
         if name in evaluation_sets(config.tree).get(key, ()):  # a data set knows its arguments as `data.split` alone
@@ -71,8 +71,8 @@ def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> BlendFunction | No
 
 def _user_sampler(source: DataSource, config: RunConfig) -> Any:
     """Return the sampler of `loader.sampler`, with the arguments that it asks for by name; None: the key is null."""
-    node, key = config.loader.sampler, "loader.sampler"
-    if node is None:
+    sampler_config, key = config.loader.sampler, "loader.sampler"
+    if sampler_config is None:
         return None
     dataset = dataset_of(source)
     offers: dict[str, Callable[[], Any]] = {
@@ -82,9 +82,9 @@ def _user_sampler(source: DataSource, config: RunConfig) -> Any:
         "seed": lambda: config.seed,
         "global_batch_size": lambda: config.batch.global_batch_size,
     }
-    target = locate(node["_target_"])
-    answers = {f"{key}.{name}": offers[name]() for name in run_arguments(key) if name not in node and declares(target, name)}
-    return instantiate({**node, **dict.fromkeys((name.rpartition(".")[2] for name in answers), AUTO)}, key=key, answers=answers)
+    target = locate(sampler_config["_target_"])
+    answers = {f"{key}.{name}": offers[name]() for name in run_arguments(key) if name not in sampler_config and declares(target, name)}
+    return instantiate({**sampler_config, **dict.fromkeys((name.rpartition(".")[2] for name in answers), AUTO)}, key=key, answers=answers)
 
 
 def make_train_loader(source: Source, config: RunConfig, world: World) -> TrainLoader:

@@ -16,6 +16,7 @@ from ddp_train.config import auto
 from ddp_train.config.schema import EVENTS
 from ddp_train.config.targets.locate import locate
 from ddp_train.config.targets.target import check_events, declares, follows_a_metric, framework_keys
+from ddp_train.config.tree import ComponentConfig
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Callback, Goal, MetricWriter, Scheduler, Strategy
 from ddp_train.interfaces.run import WriterFacts, implements
@@ -28,24 +29,26 @@ from ddp_train.training.parts.evaluated_weights import training_mode
 from ddp_train.traits import StrategyConstants, needs_whole_matrices, require_members, whole_matrices_error
 
 
-def make_strategy(node: Mapping[str, Any]) -> Strategy:
-    strategy = instantiate(node, key="strategy")
+def make_strategy(strategy_config: ComponentConfig) -> Strategy:
+    strategy = instantiate(strategy_config, key="strategy")
     require_members(strategy, Strategy, key="strategy")
     return strategy if isinstance(strategy, Strategy) else AdaptedStrategy(strategy)
 
 
-def make_writers(nodes: Mapping[str, Any], facts: WriterFacts) -> list[MetricWriter]:
+def make_writers(writer_configs: Mapping[str, ComponentConfig | None], facts: WriterFacts) -> list[MetricWriter]:
     """Return the metric writers of rank 0."""
-    answers = auto.answer({"metrics": nodes}, vars(facts))
-    writers = {name: instantiate(node, key=f"metrics.{name}", answers=answers) for name, node in nodes.items() if node}
-    for name, writer in writers.items():
-        require_members(writer, MetricWriter, key=f"metrics.{name}")
-    return [*writers.values()]
+    answers = auto.answer({"metrics": writer_configs}, vars(facts))
+    wanted = {f"metrics.{name}": writer_config for name, writer_config in writer_configs.items() if writer_config}
+    writers = [instantiate(writer_config, key=key, answers=answers) for key, writer_config in wanted.items()]
+    for key, writer in zip(wanted, writers, strict=True):
+        require_members(writer, MetricWriter, key=key)
+    return writers
 
 
-def make_callbacks(nodes: Mapping[str, Any]) -> dict[str, Callback]:
+def make_callbacks(callback_configs: Mapping[str, ComponentConfig | None]) -> dict[str, Callback]:
     """Return the callbacks by name. Each has an event, and one of all may have weights for evaluation."""
-    callbacks = {name: instantiate(node, key=f"callbacks.{name}") for name, node in nodes.items() if node}
+    wanted = {name: callback_config for name, callback_config in callback_configs.items() if callback_config}
+    callbacks = {name: instantiate(callback_config, key=f"callbacks.{name}") for name, callback_config in wanted.items()}
     for name, callback in callbacks.items():
         methods = [method for method in (*dir(callback), *EVENTS) if implements(callback, method)]
         for error in check_events(f"gave a {type(callback).__name__}, which", methods, key=f"callbacks.{name}._target_"):
@@ -57,23 +60,23 @@ def make_callbacks(nodes: Mapping[str, Any]) -> dict[str, Callback]:
     return callbacks
 
 
-def groups_of(node: Mapping[str, Any]) -> Groups:
-    """Return the parameter groups that an optimizer's node asks for."""
-    return framework_keys(node, "optimizer").get("groups") or {}
+def groups_of(optimizer_config: ComponentConfig) -> Groups:
+    """Return the parameter groups that an optimizer's config asks for."""
+    return framework_keys(optimizer_config, "optimizer").get("groups") or {}
 
 
-def make_optimizer(node: Mapping[str, Any], trained_module: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
+def make_optimizer(optimizer_config: ComponentConfig, trained_module: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
     """Complete the optimizer with the trained parameters, in groups or by its `model`; all rates take the factor (`optimizer.lr_scale`)."""
-    settings, target = framework_keys(node, "optimizer"), locate(node["_target_"])
-    class_node = {name: value for name, value in node.items() if name not in settings}
+    settings, target = framework_keys(optimizer_config, "optimizer"), locate(optimizer_config["_target_"])
+    class_config = {name: value for name, value in optimizer_config.items() if name not in settings}
     run_object: Any = trained_module
     if not declares(target, "model"):
-        layer_decay, lr = settings.get("layer_decay"), _rate(class_node, target)
+        layer_decay, lr = settings.get("layer_decay"), _rate(class_config, target)
         if layer_decay is not None and lr is None:
             raise ConfigError(key="optimizer.lr", happened="is not given", expected="the learning rate of the last layer")
-        decay = class_node.get("weight_decay")
-        run_object = parameter_groups(trained_module, decay, groups=groups_of(node), layer_decay=layer_decay, lr=lr)
-    optimizer: Optimizer = instantiate(class_node, key="optimizer", run_object=run_object)
+        decay = class_config.get("weight_decay")
+        run_object = parameter_groups(trained_module, decay, groups=groups_of(optimizer_config), layer_decay=layer_decay, lr=lr)
+    optimizer: Optimizer = instantiate(class_config, key="optimizer", run_object=run_object)
     for group in optimizer.param_groups if rate_factor != 1.0 else ():
         if group.get("lr") is None:
             happened = f"is given, and a {type(optimizer).__name__} sets its learning rate itself"
@@ -83,10 +86,10 @@ def make_optimizer(node: Mapping[str, Any], trained_module: nn.Module, *, rate_f
     return optimizer
 
 
-def _rate(node: Mapping[str, Any], target: Any) -> float | None:
-    """Return an optimizer's rate: that of its node, or its class's own."""
-    default = inspect.signature(target).parameters.get("lr") if "lr" not in node else None
-    rate = node.get("lr") if default is None else default.default
+def _rate(optimizer_config: ComponentConfig, target: Any) -> float | None:
+    """Return an optimizer's rate: that of its config, or its class's own."""
+    default = inspect.signature(target).parameters.get("lr") if "lr" not in optimizer_config else None
+    rate = optimizer_config.get("lr") if default is None else default.default
     return float(rate) if isinstance(rate, (int, float)) else None
 
 
@@ -98,10 +101,10 @@ def require_rows(strategy: StrategyConstants, optimizer: object) -> None:
                 raise whole_matrices_error("optimizer", type(part).__name__)
 
 
-def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:
+def schedule_facts(scheduler_config: ComponentConfig, total_steps: int, order: BatchOrder) -> dict[str, int]:
     """Return the facts for `auto` arguments of a scheduler: its steps in the run, and those of an epoch, where there are epochs."""
     facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
-    if framework_keys(node, "scheduler").get("every") != "epoch":
+    if framework_keys(scheduler_config, "scheduler").get("every") != "epoch":
         return {"total_steps": total_steps, **facts}
     if order.epoch_size is None:
         happened = "is epoch, and the data does not say how many samples it has: there are no epochs"
@@ -109,20 +112,22 @@ def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder)
     return {"total_steps": -(-order.samples_after(total_steps) // order.epoch_size), **facts}
 
 
-def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:
+def make_scheduler(
+    scheduler_config: ComponentConfig, optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]
+) -> Scheduler:
     """Complete the scheduler with the optimizer; one that counts epochs or follows one of the metrics moves on at its own times."""
-    settings = framework_keys(node, "scheduler")
-    class_node = {name: value for name, value in node.items() if name not in settings}
-    if not follows_a_metric(locate(node["_target_"])):
-        scheduler = instantiate(class_node, key="scheduler", answers=answers, run_object=optimizer)
+    settings = framework_keys(scheduler_config, "scheduler")
+    class_config = {name: value for name, value in scheduler_config.items() if name not in settings}
+    if not follows_a_metric(locate(scheduler_config["_target_"])):
+        scheduler = instantiate(class_config, key="scheduler", answers=answers, run_object=optimizer)
         require_members(scheduler, Scheduler, key="scheduler")
         return EveryEpoch(scheduler) if settings.get("every") == "epoch" else scheduler
     metric = settings.get("metric") or next(iter(goals), "")
     if metric not in goals:
         happened = f"is {metric!r}, which the objective does not measure"
         raise ConfigError(key="scheduler.metric", happened=happened, expected=f"one of {', '.join(goals) or 'its metrics: it has none'}")
-    mode = class_node.get("mode", goals[metric])
+    mode = class_config.get("mode", goals[metric])
     if mode != goals[metric]:
         better = "larger" if goals[metric] == "max" else "smaller"
         raise conflict("scheduler.mode", f"is {mode}, and a {better} {metric} is better", goals[metric], expected=goals[metric])
-    return Plateau(instantiate({**class_node, "mode": mode}, key="scheduler", answers=answers, run_object=optimizer), metric)
+    return Plateau(instantiate({**class_config, "mode": mode}, key="scheduler", answers=answers, run_object=optimizer), metric)

@@ -224,10 +224,11 @@ def settings_for_less_memory(config: RunConfig, part: str) -> str:
     step = [*precision, *chunks, *(blocks if "chunk_tokens" in config.objective else []), *smaller, *blocks, *shards]
     settings = step  # of forward and backward: activations and logits
     if part == "the evaluation":
-        metrics = [f"~evaluation.metrics.{name}" for name, node in config.evaluation.metrics.items() if node]
+        metrics = [f"~evaluation.metrics.{name}" for name, metric_config in config.evaluation.metrics.items() if metric_config]
         settings = [*([f"evaluation.batch_size={evaluated // 2}"] if evaluated > 1 else []), *precision, *chunks, *shards, *metrics]
     elif part == "the optimizer's step":
-        names = [name for name, node in config.callbacks.items() if node and implements(class_of(node["_target_"]), "evaluation_weights")]
+        wanted = {name: callback_config["_target_"] for name, callback_config in config.callbacks.items() if callback_config}
+        names = [name for name, target in wanted.items() if implements(class_of(target), "evaluation_weights")]
         settings = [*shards, *(f"~callbacks.{name}" for name in names), *step]
     elif part == "the build of model and data":
         loader = ["loader.on_device=false"] if config.loader.on_device else []

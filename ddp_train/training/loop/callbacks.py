@@ -41,7 +41,7 @@ class Callbacks:
         is_log_step: Callable[[int], bool],
         settings: Mapping[str, Any],
     ) -> None:
-        """Take the callbacks of the components; `settings` are their nodes in the configuration."""
+        """Take the callbacks of the components; `settings` are their configs."""
         self._components, self._state, self._world = components, state, world
         self._logged, self._is_log_step, self._settings = logged, is_log_step, settings
         self._view = RunView(components, state, world, services, self)

@@ -129,9 +129,9 @@ def goals_of(objective: AnyObjective, metrics: Mapping[str, Metric], set_names: 
     return {recorded_name(set_name, name): goal for set_name in set_names for name, goal in goals.items()}
 
 
-def build_metrics(nodes: Mapping[str, Any], objective: AnyObjective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
+def build_metrics(configs: Mapping[str, Any], objective: AnyObjective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
     """Make the metrics of `evaluation.metrics`, for an objective that says what they compare."""
-    wanted = {name: node for name, node in nodes.items() if node}
+    wanted = {name: config for name, config in configs.items() if config}
     if wanted and not isinstance(objective, SupportsCompare):
         left_out = shlex.join(f"~{EVALUATION_METRICS}.{name}" for name in wanted)
         happened = f"has {', '.join(wanted)}, but the objective {type(objective).__name__} does not say what is compared"
@@ -141,7 +141,7 @@ def build_metrics(nodes: Mapping[str, Any], objective: AnyObjective, world: Worl
     if taken := [name for name in wanted if name in objective.goals]:
         happened = f"{type(objective).__name__} has a metric of this name"
         raise ConfigError(key=f"{EVALUATION_METRICS}.{taken[0]}", happened=happened, expected="another name")
-    candidates = {name: instantiate(node, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, node in wanted.items()}
+    candidates = {name: instantiate(config, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, config in wanted.items()}
     return {name: as_metric(candidate, name, world.device) for name, candidate in candidates.items()}
 
 
@@ -151,7 +151,7 @@ def recorded_name(set_name: str, name: str) -> str:
 
 
 def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
-    """Return a metric around the object of a node of `evaluation.metrics`: of torchmetrics' kind, or a function."""
+    """Return a metric around an object of `evaluation.metrics`: of torchmetrics' kind, or a function."""
     parts = candidate.modules() if isinstance(candidate, nn.Module) else ()
     if any(type(part).__module__ == "torchmetrics.wrappers.running" for part in parts):
         happened = f"gave a {type(candidate).__name__}, whose value covers the last batches only"

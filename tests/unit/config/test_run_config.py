@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.config.run_config import data_node, evaluation_sets, set_name
+from ddp_train.config.run_config import data_config, evaluation_sets, set_name
 from ddp_train.errors import ConfigError, ConfigErrors
 from tests.unit.parts import checked, components
 
@@ -107,7 +107,7 @@ NODE: dict[str, Any] = {
 
 def test_groups_are_merged_and_lists_and_values_are_replaced() -> None:
     changes = {"root": "test", "reader": {"options": {"threads": 0}}, "scales": [1], "more": {"a": 1}}
-    assert data_node({"data": {**NODE, "eval": changes}}, "data.eval") == {
+    assert data_config({"data": {**NODE, "eval": changes}}, "data.eval") == {
         **NODE,
         "root": "test",
         "reader": {"_target_": "my.Reader", "options": {"fast": True, "threads": 0}},
@@ -118,7 +118,7 @@ def test_groups_are_merged_and_lists_and_values_are_replaced() -> None:
 
 
 def test_another_class_takes_over_what_it_has_by_name() -> None:
-    split = data_node({"data": {**NODE, "eval": {"transform": {"_target_": f"{__name__}.Resize"}}}}, "data.eval")
+    split = data_config({"data": {**NODE, "eval": {"transform": {"_target_": f"{__name__}.Resize"}}}}, "data.eval")
     assert split["transform"] == {"_target_": f"{__name__}.Resize", "size": 8}
     assert split["reader"] == NODE["reader"]
 
@@ -128,10 +128,10 @@ def test_a_set_with_a_target_of_its_own_is_whole_and_the_others_differ_from_the_
     sets = {"hard": {"root": "hard"}, "whole": whole, "gone": None}
     tree = {"data": {**NODE, "eval": {"root": "test", "limit": 3}}, "evaluation": {"sets": sets}}
     assert list(evaluation_sets(tree)) == ["data.eval", "evaluation.sets.hard", "evaluation.sets.whole"]
-    assert data_node(tree, "evaluation.sets.hard") == {**NODE, "root": "hard"}  # nothing of data.eval
-    assert data_node(tree, "evaluation.sets.whole") == whole
-    assert data_node(tree, "data.eval") == {**NODE, "root": "test", "limit": 3}
-    assert data_node(tree, "data") == NODE
+    assert data_config(tree, "evaluation.sets.hard") == {**NODE, "root": "hard"}  # nothing of data.eval
+    assert data_config(tree, "evaluation.sets.whole") == whole
+    assert data_config(tree, "data.eval") == {**NODE, "root": "test", "limit": 3}
+    assert data_config(tree, "data") == NODE
     assert [set_name(key) for key in evaluation_sets(tree)] == ["", "hard", "whole"]
     assert evaluation_sets({"data": {**NODE, "eval": None}}) == {}
 
