@@ -1,7 +1,7 @@
 """`ddp-train` and `python -m ddp_train`: how this process was started, and which part it takes. `=>` begins a new process:
 
    `_run_command` -> `cli.main` -> `cli.compose` -> `launch.local`: the typed command; `ddp-train node` is one, too
-=> `system.fork_server`: imports torch meanwhile, and forks what is asked of it (`run_request`): a check, an agent, a rank
+=> `system.fork_server`: imports torch meanwhile, and is what it is asked to be (`run_request`); a clone of it waits for the next request
 => `launch.agent.main`: the agent of this machine
 => `rank.main` -> `rank.rank` -> `rank.train_job` -> `Trainer.train`: one for each device; torchrun starts such a process itself
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 try:
     from ddp_train.errors import FAILED, INTERRUPTED
-    from ddp_train.launch.agent_process import COMPILER, AgentRequest, CheckRequest, RankRequest, early_fork_server
+    from ddp_train.launch.fork_requests import COMPILER, AgentRequest, CheckRequest, RankRequest, early_fork_server
     from ddp_train.launch.signals import keep_early_stops
     from ddp_train.system import process_env, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server
@@ -99,7 +99,7 @@ def _run_command() -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then
     atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
     try:
-        with early_fork_server(sys.argv[1:]), terminal.protected_streams():
+        with early_fork_server.begun_for(sys.argv[1:]), terminal.protected_streams():
             try:
                 from ddp_train.cli.main import main as run_typed_command
 

@@ -1,7 +1,7 @@
 """Checks a configuration with the user's own components in a process that has imported torch already.
 
-Their modules import torch, as a rule. What trains imports it, too (`launch/agent_process.py`): twice takes twice the processor time and
-memory. So a fork of that process checks, as soon as it has torch, and is gone when it has answered.
+Their modules import torch, as a rule. What trains imports it, too (`launch/fork_requests.py`): twice takes twice the processor time and
+memory. So that process checks, as soon as it has torch, and ends with its answer; a clone that it has forked before becomes the agent.
 """
 
 import os
@@ -18,7 +18,7 @@ from ddp_train.config.hydra_internals import resolver_names
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.locate import NeedsImport, importing_nothing
 from ddp_train.errors import UserError
-from ddp_train.launch.agent_process import CheckRequest, request_check
+from ddp_train.launch.fork_requests import CheckRequest, early_fork_server
 from ddp_train.system.process import file_in_memory
 
 
@@ -46,7 +46,7 @@ def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
         return None
     files = [file_in_memory(content), file_in_memory(b"")]
     try:
-        if request_check(files).wait() != 0:
+        if early_fork_server.start(CheckRequest(files=files, imports=["torch"])).wait() != 0:  # before it has what an agent needs
             return None
         reply: RunConfig | UserError = _read(files[1])
     finally:
@@ -58,7 +58,7 @@ def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
 
 
 def serve_check(request: CheckRequest) -> int:
-    """Check what another process asks for, in a fork that does nothing else; return its exit code."""
+    """Check what another process asks for, in the process of a fork server; return its exit code."""
     question, reply_file = request.files
     asked = _read(question)
     sys.path[:] = asked["path"]

@@ -11,7 +11,7 @@ from ddp_train.cli.saved_run import TRUST, ask_trust, parse_words
 from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import signals, source_copy
-from ddp_train.launch.agent_process import start_fork_server
+from ddp_train.launch.fork_requests import early_fork_server
 from ddp_train.launch.job import Job, Training
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.node.program import run_node
@@ -72,7 +72,7 @@ def _run_own_part(spec: Spec, rendezvous: NodeRendezvous, runner: JobRunner) -> 
     runner.note_begun(run_folder.root)
     if rendezvous.is_first:
         update_table(run_folder.root, Status.RUNNING)
-    start_fork_server(uses_compiler=True)  # before other machines wait for this one: in a new attempt seconds count
+    early_fork_server.begin(uses_compiler=True)  # before other machines wait for this one: in a new attempt seconds count
     code = run_node(this_node, received=signals.early_stops)
     if rendezvous.is_first:
         update_table(run_folder.root)

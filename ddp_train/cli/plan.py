@@ -17,7 +17,7 @@ from ddp_train.cli.location import Location, location_of, location_of_sweep
 from ddp_train.cli.measure import measuring
 from ddp_train.cli.plan_text import Screen, as_typed, shell_command
 from ddp_train.config.check import checked_section
-from ddp_train.config.cluster import ENGINES, rendezvous_of
+from ddp_train.config.cluster import ENGINES, rank_environment, rendezvous_of
 from ddp_train.config.command.command_line import options_first, refuse_unknown_options, require_config
 from ddp_train.config.command.composition import Composition, loader_of, parse
 from ddp_train.config.schema import SweepConfig
@@ -25,7 +25,6 @@ from ddp_train.config.spelling import without_secrets
 from ddp_train.config.tree import texts
 from ddp_train.errors import DONE, ConfigError, readable_size
 from ddp_train.launch import local
-from ddp_train.launch.agent_process import rank_environment
 from ddp_train.launch.engine.engine import engine_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner

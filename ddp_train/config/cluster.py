@@ -14,6 +14,7 @@ from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import NodeRange, node_range
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices, process_env
+from ddp_train.system.process import NUM_THREADS
 from ddp_train.system.process_env import slurm_step
 from ddp_train.system.redaction import reveal
 
@@ -144,6 +145,12 @@ def processes_given(cluster: ClusterConfig, environment: Mapping[str, str]) -> i
     """Return the number of processes on this machine from the config or the environment; None: `auto` and the like."""
     processes, _ = _setting("processes_per_node", cluster, environment)
     return int(processes) if str(processes).isdigit() else None
+
+
+def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:
+    """Return the variables that every rank needs before torch starts: threads that share the cores instead of fighting for them."""
+    threads = threads_per_process or max(1, len(os.sched_getaffinity(0)) // processes)
+    return {NUM_THREADS: str(threads)} if threads_per_process or NUM_THREADS not in os.environ else {}
 
 
 def environment_of(env: Mapping[str, Any], *, deterministic: bool = False, inherited: Container[str] = ()) -> dict[str, str]:

@@ -13,8 +13,8 @@ from ddp_train.config.cluster import engine_name_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import NO_PROGRESS, UserError
+from ddp_train.launch import restart_note
 from ddp_train.launch.job import Job
-from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.starts import AttemptCount, NoProgress
 from ddp_train.system.process_env import is_torchrun_worker
 

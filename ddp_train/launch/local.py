@@ -3,9 +3,9 @@
 import signal
 import time
 
-from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
+from ddp_train.config.cluster import ALONE, environment_of, max_restarts, processes_of_nodes, rank_environment
 from ddp_train.errors import INTERRUPTED
-from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, start_agent, start_agent_and_wait
+from ddp_train.launch.fork_requests import AgentOptions, start_agent, start_agent_and_wait
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
@@ -79,7 +79,7 @@ def arguments_for(job: Job) -> list[str]:
     """Return torchrun's arguments for the agent that runs a job on this machine."""
     cluster = job.config.cluster
     restarts = max_restarts(cluster, {}) if job.is_run and not job.in_sweep else 0  # a sweep starts its jobs again itself
-    return agent_arguments(processes_of_nodes(cluster)[0], max_restarts=restarts)
+    return [*ALONE, f"--nproc-per-node={processes_of_nodes(cluster)[0]}", f"--max-restarts={restarts}", "-m", "ddp_train"]
 
 
 def _options(job: Job) -> AgentOptions:

@@ -15,7 +15,7 @@ from ddp_train.config.cluster import Rendezvous, max_restarts, processes_given, 
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import PREEMPTED, TERMINATED, EnvironmentRefuses
-from ddp_train.launch.agent_process import start_fork_server
+from ddp_train.launch.fork_requests import early_fork_server
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
@@ -33,7 +33,7 @@ def meet_machines(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | 
     """
     if cluster.launcher != "machines" or is_torchrun_worker() or (rendezvous := rendezvous_of(cluster, os.environ)).is_alone:
         return None
-    start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new attempt seconds count
+    early_fork_server.begin(uses_compiler=True)  # before anybody waits for this machine: in a new attempt seconds count
     is_first = rendezvous.node_rank == 0 or (rendezvous.node_rank is None and _is_here(rendezvous.host))
     return NodeRendezvous(**vars(rendezvous), listener=_listen(rendezvous) if is_first else None, run=run)
 

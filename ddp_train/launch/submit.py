@@ -15,8 +15,8 @@ from pathlib import Path
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.errors import DONE, INTERRUPTED, PREEMPTED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.launch import source_copy
-from ddp_train.launch.agent_process import stop_fork_server
 from ddp_train.launch.engine.engine import NoAnswer, Stage, Submission, engine_of
+from ddp_train.launch.fork_requests import early_fork_server
 from ddp_train.launch.job import Job
 from ddp_train.launch.source_copy import Code
 from ddp_train.launch.spec import Spec
@@ -33,7 +33,7 @@ _STOP_EVERY_S = 5.0  # to end: a signal that comes while a job is between two of
 
 def submit_job(job: Job) -> int:
     """Submit a job; return 0 when that is done, or with cluster.wait the exit code of the run. In an allocation it runs at once."""
-    stop_fork_server()  # here: the machines of the job import for themselves
+    early_fork_server.end()  # here: the machines of the job import for themselves
     engine, run_folder = engine_of(job.config.cluster.launcher), job.run_folder
     try:
         allocation = engine.allocation()
@@ -61,7 +61,7 @@ def submit_job(job: Job) -> int:
 
 def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     """Submit jobs of a sweep to an engine, so many at a time, and return its id of them. Each folder says whether it was submitted."""
-    stop_fork_server()  # they import for themselves, too
+    early_fork_server.end()  # they import for themselves, too
     most = engine_of(jobs[0].config.cluster.launcher).most_runs() if len(jobs) > 1 else 1
     return _submit([spec_of(job, code, parallel=parallel, most_tasks=most) for job in jobs])
 

@@ -16,12 +16,13 @@ from torch.distributed import Store
 
 from ddp_train.distributed.store import JoinedAttempt, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, STOPPED, ConfigError, EnvironmentRefuses
+from ddp_train.launch import restart_note
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import CommandLine, JobRunner
 from ddp_train.rank.rank import RankEnding, serve_job
 from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.rank.stop import end_users_agent
-from ddp_train.run_folder import failure, restart_note
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, NoProgress
 from ddp_train.system import process_env
 from ddp_train.system.process import command_line

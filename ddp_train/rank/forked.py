@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from ddp_train.launch.agent_process import RankRequest
+from ddp_train.launch.fork_requests import RankRequest
 from ddp_train.system import process, process_env
 from ddp_train.system.fork_server import interpreter
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from ddp_train.distributed.store import LEAVE_WITHIN_S, JoinedAttempt, agree_on_attempt, join_store, leave
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError
+from ddp_train.launch import restart_note
 from ddp_train.launch.job import Job
 from ddp_train.rank.rank import serve_job
 from ddp_train.rank.restart import archive_earlier_failure, final_code_before
-from ddp_train.run_folder import restart_note
 from ddp_train.system import process_env
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from ddp_train.config.targets.locate import locate
 from ddp_train.distributed.store import MEET_WITHIN_S, JoinedAttempt, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import DONE, UserError
+from ddp_train.launch import restart_note
 from ddp_train.launch.job import Evaluation, Job, Program
 from ddp_train.launch.job_runner import stops_at
 from ddp_train.rank import summary
@@ -24,7 +25,6 @@ from ddp_train.rank.peers import Peers
 from ddp_train.rank.provenance import code_captured
 from ddp_train.rank.stop import Stop
 from ddp_train.rank.train_job import RankRun, train_job
-from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
 from ddp_train.run_folder.starts import AttemptCount

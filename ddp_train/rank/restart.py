@@ -4,7 +4,8 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.errors import FINAL
-from ddp_train.run_folder import failure, restart_note
+from ddp_train.launch import restart_note
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system import process_env
 

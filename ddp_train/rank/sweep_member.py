@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from ddp_train.distributed.store import JoinedAttempt, join_store_again, leave, wait_for
 from ddp_train.errors import DONE, FAILED
-from ddp_train.launch.agent_process import RankRequest
+from ddp_train.launch.fork_requests import RankRequest
 from ddp_train.launch.job import Job
 from ddp_train.rank.forked import setup_forked_rank
 from ddp_train.rank.rank import RankEnding, work_as_rank

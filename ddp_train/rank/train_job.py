@@ -19,13 +19,13 @@ from ddp_train.errors import RunError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.interfaces.run import WriterFacts
 from ddp_train.launch.job import Job
+from ddp_train.launch.restart_note import remember_run
 from ddp_train.loader.order import epochs
 from ddp_train.rank import summary
 from ddp_train.rank.provenance import record_environment
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.progress import live_notes
-from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import Result, Status, status_of
 from ddp_train.run_folder.starts import AttemptCount
 from ddp_train.run_folder.times import read_goodput

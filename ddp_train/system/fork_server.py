@@ -1,4 +1,4 @@
-"""A process that imports modules and waits for requests: its forks start at once.
+"""A process that imports modules, waits for a request and serves it at once, after forking a clone that waits for the next one.
 
     its owner --(socket: open files, the first of which is the request)--> the fork server --> serves the request, as a child of the owner
                                                        | before that, it forks the next server, which the kernel makes a child of the owner

@@ -20,7 +20,7 @@ from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, UserError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.failures import FailureHandler, FailuresOfAttempt, FailuresOfRun
 from ddp_train.launch.agent.ranks import Ranks, loads_alike
-from ddp_train.launch.agent_process import AgentOptions, AgentRequest
+from ddp_train.launch.fork_requests import AgentOptions, AgentRequest
 from ddp_train.system import process_env, torch_internals
 from ddp_train.system.fork_server import RequestHandler
 from ddp_train.system.process import STOP_SIGNALS, file_in_memory, path_of
@@ -34,7 +34,7 @@ _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 
 
 def become_agent(request: AgentRequest, *, loaded_with: Mapping[str, str], become_rank: RequestHandler) -> int:
-    """Run the agent that was asked for (`launch.agent_process.start_agent`) in this process, and return its exit code.
+    """Run the agent that was asked for (`launch.fork_requests.start_agent`) in this process, and return its exit code.
 
     `loaded_with`: the environment in which this process has imported. `become_rank`: what each process does that is forked as a rank.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 
-from ddp_train.launch.agent_process import RankRequest
+from ddp_train.launch.fork_requests import RankRequest
 from ddp_train.system import process_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.fork_server import ForkServer, RequestHandler, fork_as_server, interpreter, spawn_fork_server

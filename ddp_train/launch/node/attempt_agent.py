@@ -8,14 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-from ddp_train.config.cluster import REGISTRY, environment_of
+from ddp_train.config.cluster import REGISTRY, environment_of, rank_environment
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
-from ddp_train.launch.agent_process import AgentOptions, rank_environment, start_agent
+from ddp_train.launch.fork_requests import AgentOptions, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import Ended, Line, NewAttempt, reason
+from ddp_train.launch.restart_note import recall_run, remember_run
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.restart_note import recall_run, remember_run
 from ddp_train.run_folder.result import Result
 from ddp_train.system import process_env
 from ddp_train.system.network import plain_address

@@ -12,7 +12,7 @@ import contextlib, io, json, os, sys
 from tests.fake_runner import FakeRunner
 from ddp_train.cli import check_process
 from ddp_train.cli import main as app
-from ddp_train.launch import agent_process
+from ddp_train.launch.fork_requests import early_fork_server
 from ddp_train.system.fork_server import run_fork_server, spawn_fork_server
 
 if sys.argv[1:] == ["waits"]:
@@ -28,7 +28,7 @@ def run(words):
 cases, results, ask = json.loads(sys.argv[1]), [], check_process._ask
 sys.path.insert(0, os.getcwd())
 sys.path.append("added")  # what the other process has not from its environment
-agent_process._server = spawn_fork_server(os.environ, ["waits"], command=[sys.executable, __file__])
+early_fork_server._server = spawn_fork_server(os.environ, ["waits"], command=[sys.executable, __file__])
 for words in cases:
     there = run([*words, "hydra.run.dir=there"])
     imported = [name for name in ("mine", "broken", "torch") if name in sys.modules]
@@ -38,7 +38,7 @@ for words in cases:
     for name in ("mine", "broken"):
         sys.modules.pop(name, None)
     results.append([there, here, imported])
-agent_process.stop_fork_server()
+early_fork_server.end()
 print(json.dumps(results))
 """
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_train.launch import restart_note
 from ddp_train.launch.job_runner import stops_at
-from ddp_train.run_folder import restart_note
 from tests.unit.config.clusters import cluster_with
 
 OWN = cluster_with(walltime="00:10:00", grace_s=30)

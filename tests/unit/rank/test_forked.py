@@ -17,7 +17,7 @@ import ctypes, os, sys
 if sys.argv[1] == "forked":
     os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np, threading, torch
-from ddp_train.launch.agent_process import RankRequest
+from ddp_train.launch.fork_requests import RankRequest
 from ddp_train.rank import forked
 from ddp_train.system.process import fork, loaded_libraries
 def tell():

@@ -13,7 +13,7 @@ import pytest
 
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.main import _quieten, run_torchrun
-from ddp_train.launch.agent_process import AgentOptions
+from ddp_train.launch.fork_requests import AgentOptions
 
 NO_RANKS: Any = None  # where nothing is started
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddp_train.errors import FAILED, TERMINATED
-from ddp_train.launch.agent_process import AgentOptions
+from ddp_train.launch.fork_requests import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.launch.node import attempt_agent, registry_client
 from ddp_train.launch.node import program as module

@@ -1,7 +1,6 @@
-"""Start a torchrun agent as a child process, pass signals on, and wait for it; and the requests to a fork server.
+"""What a process that has imported torch is asked to be: a check, an agent, a rank; and the fork server of a command, which is asked.
 
-Agents come from a fork server: an interpreter that imports torch while this process composes and checks. It begins before the command
-knows more than its own words (`early_fork_server`), and is ended when it is not needed after all.
+It imports while the command composes and checks, from before the command knows more than its own words (`EarlyForkServer.begun_for`).
 """
 
 import os
@@ -12,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
+from ddp_train.launch.restart_note import STARTED
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.restart_note import STARTED
 from ddp_train.system import process_env
 from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkRequest, ForkServer, spawn_fork_server
@@ -25,7 +24,6 @@ _AGENT_IMPORTS = ("torch", "ddp_train.launch.agent.main", "ddp_train.rank.main",
 COMPILER = "torch._dynamo"
 """What DDP, most of torch's optimizers and who compiles import. It takes half as long as all that an agent and a rank need without it."""
 _OF_EVERY_JOB = ("torch.utils.tensorboard",)  # what each imports late: for many of them once is enough
-_server: ForkServer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,45 +67,52 @@ class CheckRequest(ForkRequest):
     """Check a configuration (`cli.check_process`). `files`: in memory, of the question and of the reply."""
 
 
-def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
-    """Start to import what an agent and its ranks need, in parallel with this process, unless that has begun; return the fork server.
+class EarlyForkServer:
+    """The fork server of this process: it imports before anything is asked for, and is begun again when it is needed once more."""
 
-    `uses_compiler`: import the compiler, too, while nothing is asked for: this process starts several agents, or waits before the first.
-    """
-    global _server
-    if _server is not None and not _server.wait_until_ready():  # it was killed
-        stop_fork_server()
-    if _server is None:
-        environment = {**os.environ, NUM_THREADS: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
-        environment.pop(process_env.CALLER, None)  # it is ours
-        _server = spawn_fork_server(environment, [*_AGENT_IMPORTS, COMPILER] if uses_compiler else _AGENT_IMPORTS)
-    return _server
+    def __init__(self) -> None:
+        self._server: ForkServer | None = None
+
+    def begin(self, *, uses_compiler: bool = False) -> ForkServer:
+        """Start to import what an agent and its ranks need, in parallel with this process, unless that has begun.
+
+        `uses_compiler`: import the compiler, too, while nothing is asked for: this process starts several agents, or waits before one.
+        """
+        if self._server is not None and not self._server.wait_until_ready():  # it was killed
+            self.end()
+        if self._server is None:
+            environment = {**os.environ, NUM_THREADS: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
+            environment.pop(process_env.CALLER, None)  # it is ours
+            self._server = spawn_fork_server(environment, [*_AGENT_IMPORTS, COMPILER] if uses_compiler else _AGENT_IMPORTS)
+        return self._server
+
+    @contextmanager
+    def begun_for(self, words: Sequence[str]) -> Iterator[None]:
+        """Begin for a command that will start ranks, before Hydra is imported and the words are read; end with the block."""
+        from ddp_train.config.command.commands import starts_ranks  # which no rank needs
+
+        try:
+            if starts_ranks(words) and has_free_processor():  # else it would be in the way, and a wrong key answered later
+                self.begin()
+            yield
+        finally:
+            self.end()
+
+    def start(self, request: ForkRequest) -> Child:
+        """Let the fork server serve a request, and return that process; a request that `is_last` leaves no server."""
+        child = self.begin().start(request)
+        if request.is_last:
+            self._server = None
+        return child
+
+    def end(self) -> None:
+        """End the process that imports or waits: no agent is needed, or not for a long time."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.end()
 
 
-@contextmanager
-def early_fork_server(words: Sequence[str]) -> Iterator[None]:
-    """Start the fork server for a command that will start ranks, before Hydra is imported and the words are read; end it with the block."""
-    from ddp_train.config.command.commands import starts_ranks  # which no rank needs
-
-    try:
-        if starts_ranks(words) and has_free_processor():  # else it would be in the way, and a wrong key answered later
-            start_fork_server()
-        yield
-    finally:
-        stop_fork_server()
-
-
-def stop_fork_server() -> None:
-    """End the process that imports or waits: no agent is needed, or not for a long time."""
-    global _server
-    server, _server = _server, None
-    if server is not None:
-        server.end()
-
-
-def request_check(files: Sequence[int]) -> Child:
-    """Let a process that has imported torch check a configuration (`cli.check_process.serve_check`), before it has what an agent needs."""
-    return start_fork_server().start(CheckRequest(files=files, imports=["torch"]))
+early_fork_server = EarlyForkServer()
 
 
 def start_agent_and_wait(options: AgentOptions, arguments: list[str], *, environment: Mapping[str, str], uses_compiler: bool = True) -> int:
@@ -145,25 +150,8 @@ def start_agent(
         is_last: this process starts no other agent.
         uses_compiler: False: its ranks come to their first step without it.
     """
-    global _server
     imports = [*_AGENT_IMPORTS, *([COMPILER] if uses_compiler else []), *([] if is_last else _OF_EVERY_JOB)]
     files = [*descriptors(), *files]
     environment = {**os.environ, **environment, process_env.STARTED: str(STARTED)}
     request = AgentRequest(options=options, arguments=arguments, environment=environment, files=files, imports=imports, is_last=is_last)
-    agent = start_fork_server().start(request)
-    if is_last:
-        _server = None
-    return agent
-
-
-def agent_arguments(processes: int, *options: str, max_restarts: int = 0) -> list[str]:
-    """Return torchrun's arguments for an agent of one machine."""
-    from ddp_train.config.cluster import ALONE  # not before a fork server has begun
-
-    return [*options, *ALONE, f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}", "-m", "ddp_train"]
-
-
-def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:
-    """Return the variables that every rank needs before torch starts: threads that share the cores instead of fighting for them."""
-    threads = threads_per_process or max(1, len(os.sched_getaffinity(0)) // processes)
-    return {NUM_THREADS: str(threads)} if threads_per_process or NUM_THREADS not in os.environ else {}
+    return early_fork_server.start(request)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.run_folder import restart_note
+from ddp_train.launch import restart_note
 
 
 @pytest.fixture
