@@ -146,12 +146,12 @@ class LossModule(nn.Module):
     Args:
         objective: an `nn.Module`, too, where it has weights.
         has_state: the objective's weights and buffers are trained, shared and saved with the model's.
-        turn: whose loss; "": the objective takes no turns.
+        turn: whose loss; None: the objective takes no turns.
     """
 
     objective: AnyObjective
 
-    def __init__(self, model: nn.Module, objective: AnyObjective, *, has_state: bool = True, turn: str = "") -> None:
+    def __init__(self, model: nn.Module, objective: AnyObjective, *, has_state: bool = True, turn: str | None = None) -> None:
         super().__init__()
         self.model = model
         if has_state:
@@ -170,9 +170,11 @@ class LossModule(nn.Module):
         return self
 
 
-def loss_of_turn(objective: AnyObjective, model: nn.Module, batch: Batch, turn: str) -> Tensor:
-    """Return the training loss of a batch, shape []: of one turn, or ("") of an objective that takes none. Asked in every step."""
-    return cast(Objective, objective).loss(model, batch) if not turn else cast(TurnObjective, objective).loss(model, batch, turn)
+def loss_of_turn(objective: AnyObjective, model: nn.Module, batch: Batch, turn: str | None) -> Tensor:
+    """Return the training loss of a batch, shape []: of one turn, or (None) of an objective that takes none. Asked in every step."""
+    if turn is None:
+        return cast(Objective, objective).loss(model, batch)
+    return cast(TurnObjective, objective).loss(model, batch, turn)
 
 
 def whole_loss(objective: AnyObjective, model: nn.Module, batch: Batch) -> Tensor:

@@ -86,12 +86,11 @@ class Strategy(StrategyConstants, ABC):
 
     @abstractmethod
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Return the module whose forward is called, on `device`, with rank 0's weights. Collective. Called
+        """Return the module whose forward is called, on `device`, with rank 0's weights. Collective.
 
-        - when a run is built, with a model that returns the loss of a batch;
-        - or then once for each turn of an objective that takes turns, while the parameters that others train are frozen;
-        - again with the same models, each time that other parameters are to be trained than before (`requires_grad`);
-        - in `ddp-train evaluate`, with `shards_parameters` alone: with `trained_module`, which has no loss and is all frozen.
+        `model` is always a `LossModule`: its forward returns the loss of a batch. A run calls this once, or once for each turn of its
+        objective while the parameters that others train are frozen; and again each time that other parameters are to be trained than
+        before (`requires_grad`). `ddp-train evaluate` does with `shards_parameters` alone, while all is frozen.
 
         With `shards_parameters` the parameters are sharded in place, and the model is returned itself: evaluation and checkpoints go on
         with the modules in it. It may have values on rank 0 alone then, and be on torch's meta device on the others.

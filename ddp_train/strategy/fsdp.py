@@ -181,7 +181,7 @@ def _require_shardable(model: nn.Module) -> None:
     """Refuse parameters that cannot be sharded, and objectives with parameters to train or turns: no forward of the model serves them."""
     if isinstance(model, LossModule):
         objective, name = model.objective, type(model.objective).__name__
-        if model.turn:
+        if model.turn is not None:
             happened = f"is fsdp, and the parts of {name} take turns, each with its own forward"
             raise conflict("strategy", happened, "ddp or zero1", expected="an objective without turns")
         if isinstance(objective, nn.Module) and any(parameter.requires_grad for parameter in objective.parameters()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from ddp_train.training.build.make import (
 )
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.parts.components import Components, EvaluationComponents, Turn, fresh_states, make_turns
+from ddp_train.training.parts.components import Components, EvaluationComponents, Turns, as_loss_module, fresh_states, make_turns
 from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import Throughput, make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
@@ -136,12 +137,12 @@ def _prepare_model(
 
 def _build_optimization(
     parts: EvaluationComponents, config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy
-) -> tuple[dict[str, Turn], Optimizer, Mapping[Tensor, Tensor], Scheduler]:
+) -> tuple[Turns, Optimizer, Mapping[Tensor, Tensor], Scheduler]:
     """Return the turns, the optimizer, the shards that it steps, and the scheduler. Collective.
 
     The strategy wraps the model first: that may move its parameters, or shard them, and the optimizer takes them as they are then.
     """
-    turns = make_turns(parts.trained_module, parts.objective, strategy, world)
+    turns = Turns(partial(make_turns, parts.trained_module, parts.objective, strategy, world))
     optimizer = make_optimizer(config.optimizer, parts.trained_module, rate_factor=config.rate_factor())
     if world.has_group:
         require_rows(strategy, optimizer)
@@ -186,8 +187,10 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     strategy = make_strategy(config.strategy)
     parts = _build_model(config, world, added, strategy, sources)
     if parts.forward_is_collective:
-        return replace(parts, trained_module=strategy.prepare(parts.trained_module.requires_grad_(False), world.device, world.size))
-    parts.trained_module.to(world.device)
+        loss_module = as_loss_module(parts.trained_module.requires_grad_(False), parts.objective)
+        strategy.prepare(loss_module, world.device, world.size)  # in place
+    else:
+        parts.trained_module.to(world.device)
     return parts
 
 

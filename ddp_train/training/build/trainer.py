@@ -55,10 +55,10 @@ def build_trainer(config: RunConfig, components: Components, state: TrainState, 
 def _train_step(config: RunConfig, components: Components, state: TrainState, world: World) -> TrainStep:
     """Return the kind of step that a run takes: the plain one, one with turns, or one within backward."""
     kind = TrainStep
-    if components.turn_names or components.steps_in_backward:
+    if components.turns.by_name or components.steps_in_backward:
         from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
 
-        kind = TurnsStep if components.turn_names else EarlyStep
+        kind = TurnsStep if components.turns.by_name else EarlyStep
     guard = StepGuard()
     if config.health.on_nonfinite == "skip":
         from ddp_train.training.loop.skip_nonfinite import SkippingGuard
@@ -137,7 +137,7 @@ def _before_first_step(components: Components, state: TrainState, world: World, 
         prepare.append(see_shapes)
     if sanity_check:
         prepare.append(lambda first: try_first_batches(components, first, world, samples=state.samples, with_predictions=with_predictions))
-    has_lasting_buckets = components.strategy.has_buckets and (components.turn_names or components.zeroes_gradients_in_place())
+    has_lasting_buckets = components.strategy.has_buckets and (components.turns.by_name or components.zeroes_gradients_in_place())
     if state.step == 0 and world.size > 1 and has_lasting_buckets:
         prepare.append(rehearse)
     if lengths is not None:

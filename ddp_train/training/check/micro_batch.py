@@ -24,7 +24,7 @@ from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
 from ddp_train.training.check.rehearsal import restoring_state
 from ddp_train.training.check.sanity_check import try_training, without_compiling
-from ddp_train.training.parts.components import PLAIN, Components, without_gradients_for
+from ddp_train.training.parts.components import Components, without_gradients_for
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +112,8 @@ class _Search:
         self._constant = 0  # what the first try took whatever its size: weights, gradients, the state to come
         self.short_rank = -1  # the first rank with too little memory for the size that was tried last
         to_come = memory_to_come(components, num_ranks=world.size)
-        plain = components.turns.get(PLAIN)
-        if plain and components.strategy.zeroes_gradients_in_place(plain.wrapped):  # in memory of its own, in addition to that of the tries
+        if not components.turns.by_name and components.strategy.zeroes_gradients_in_place(components.turns.plain.wrapped):
+            # They are in memory of its own, in addition to that of the tries.
             to_come -= sum(parameter.nbytes for parameter in components.trained_module.parameters() if parameter.requires_grad)
         self._reserved: Tensor | None = torch.empty(max(0, to_come), dtype=torch.uint8, device=world.device)
 
@@ -170,7 +170,7 @@ class _Search:
         micro_batch = components.train_loader.of_size(size)
         _ahead = [to_device(micro_batch.batch, world.device) for _ in range(2)]  # as many as a run has on a GPU (`loader.device_copy`)
         with batch_on(world.device, micro_batch) as batch:
-            for turn in components.turns.values():
+            for turn in components.turns:
                 with without_gradients_for(turn.others):
                     for _ in range(2 if size < self._most else 1):
                         with components.amp.autocast(world.device):

@@ -193,8 +193,8 @@ class RunView:
 def _wrap_again(components: Components, world: World) -> None:
     """Let the run go on as if it resumed from here: the strategy wraps the model again, and DDP has rebuilt its buckets. Collective."""
     components.optimizer.zero_grad(set_to_none=True)
-    if world.size == 1 and not components.turn_names:
+    if world.size == 1 and not components.turns.by_name:
         return
-    components.rewrap(world)
+    components.turns.rewrap()
     with restoring_state(components, world.device), model_log.taken_by(None):
         rebuild_buckets(components, world)

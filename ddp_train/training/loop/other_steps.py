@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.train_step import NormShare, TotalUnits, TrainStep, norm_of, norm_share
-from ddp_train.training.parts.components import PLAIN, without_gradients_for
+from ddp_train.training.parts.components import without_gradients_for
 
 
 class TurnsStep(TrainStep):
@@ -19,7 +19,7 @@ class TurnsStep(TrainStep):
         """Return the norm over all turns. A step in which one was not finite takes no further turn (`guard`)."""
         components, all_batches = self.components, [*micro_batches]
         turns = components.turns_at(self.state.step)
-        self.window.begin_turns(turn.name for turn in turns)
+        self.window.begin_turns(turn.name for turn in turns if turn.name is not None)
         norm: Tensor | None = None
         for turn in turns:
             with without_gradients_for(turn.others):
@@ -54,7 +54,7 @@ class EarlyStep(TrainStep):
         """Return the norm of the gradients. Collective where some are sharded."""
         num_known = len(self._optimizer.state)  # parameters with a state from earlier steps
         self._is_stepping, self._measures = True, measures_norm
-        self.compute_gradients(micro_batches, units, self.components.turns[PLAIN])
+        self.compute_gradients(micro_batches, units, self.components.turns.plain)
         shares, self._shares, self._is_stepping = self._shares, {}, False
         self._sort_state(num_known)
         norm = norm_of([shares[number] for number in sorted(shares)], self.world) if measures_norm else None

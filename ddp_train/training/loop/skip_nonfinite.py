@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from ddp_train.training.loop.train_step import StepGuard
-from ddp_train.training.parts.components import PLAIN
 
 
 class SkippingGuard(StepGuard):
@@ -27,7 +26,7 @@ class SkippingGuard(StepGuard):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._skips_on_device = getattr(optimizer, "_step_supports_amp_scaling", False)
-        self._taken = {PLAIN} if optimizer.state else set[str]()  # turns that have taken a step
+        self._taken: set[str | None] = {None} if optimizer.state else set()  # turns that have taken a step
         # torch counts every change in place but those of batch norm's kernels to its averages.
         uncounted = {id(buffer) for module in model.modules() if isinstance(module, _NormBase) for buffer in module.buffers(recurse=False)}
         self._copies = [
@@ -44,7 +43,7 @@ class SkippingGuard(StepGuard):
         """Return `factor`, or NaN where this rank's loss is not finite: then the gradients are NaN on all ranks."""
         return factor * (1.0 + 0.0 * loss.detach())
 
-    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = PLAIN) -> None:
+    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str | None = None) -> None:
         assert grad_norm is not None
         is_bad = torch.isfinite(grad_norm).logical_not_()
         if scaler.is_enabled():  # by itself it skips infinite gradients, but not finite ones whose norm overflows

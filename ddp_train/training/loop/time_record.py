@@ -236,7 +236,7 @@ class TimeRecord:
 
 def _hidden_exchange(components: Components) -> str:
     """Return what exchanges while forward and backward compute, so that no time of its own is known; "": nothing does."""
-    if any(isinstance(part, nn.SyncBatchNorm) for turn in components.turns.values() for part in turn.wrapped.modules()):
+    if any(isinstance(part, nn.SyncBatchNorm) for turn in components.turns for part in turn.wrapped.modules()):
         return "batch norm of all ranks' samples"
     strategy = components.strategy
     return "" if strategy.exchange_is_timed or strategy.local_weights is not None else type(strategy).__name__

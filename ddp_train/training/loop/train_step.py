@@ -22,7 +22,7 @@ from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.system.phase import Part
-from ddp_train.training.parts.components import PLAIN, Components, Turn
+from ddp_train.training.parts.components import Components, Turn
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
 
@@ -52,7 +52,7 @@ class StepGuard:
         """Return the gradient that backward begins with: `factor`, or another one that marks a bad loss; all of shape []."""
         return factor
 
-    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = PLAIN) -> None:
+    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str | None = None) -> None:
         """Let the optimizer step; with `needs_norm`, after unscaling. The gradients are those of `turn`."""
         scaler.step(optimizer)
 
@@ -103,7 +103,7 @@ class TrainStep:
         local_weights = self.components.strategy.local_weights
         self.has_local_steps = local_weights is not None and local_weights.has_local_steps  # each rank takes its own
         per_rank = self.has_local_steps or self.world.size == 1
-        self.window = LogWindow(self.world.device, turns=self.components.turn_names, units_are_per_rank=per_rank)
+        self.window = LogWindow(self.world.device, turns=self.components.turns.by_name, units_are_per_rank=per_rank)
 
     def __call__(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
         """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
@@ -129,10 +129,10 @@ class TrainStep:
     def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
         """Compute the gradients of all micro-batches, let the optimizer step, and forget them; return their norm where it is wanted."""
         self.guard.begin()
-        self.compute_gradients(micro_batches, units, self.components.turns[PLAIN])
+        self.compute_gradients(micro_batches, units, self.components.turns.plain)
         return self.step_optimizer(measures_norm=measures_norm)
 
-    def step_optimizer(self, norm: Tensor | None = None, *, measures_norm: bool, turn: str = PLAIN) -> Tensor | None:
+    def step_optimizer(self, norm: Tensor | None = None, *, measures_norm: bool, turn: str | None = None) -> Tensor | None:
         """Clip the gradients, step by them and forget them; return their norm where it is wanted, together with that of earlier turns."""
         components = self.components
         with self.marks.around(_OPTIMIZER):

@@ -67,7 +67,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.window = self.train_step.window
-        self.logged = Logged(self.state, self.components.turn_names)
+        self.logged = Logged(self.state, [*self.components.turns.by_name])
 
     def train(self) -> bool:
         """Train from the state to the last step, or until a stop. Collective.

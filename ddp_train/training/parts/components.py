@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -50,14 +50,12 @@ from ddp_train.training.record.throughput import Throughput
 if TYPE_CHECKING:
     from ddp_train.training.parts.compiled import Compiled
 
-PLAIN = ""  # the name of the turn of an objective that takes none
-
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One part of a step, or (`PLAIN`) all of it."""
+    """One part of a step, or all of it."""
 
-    name: str
+    name: str | None = None  # None: of an objective that takes no turns
     wrapped: nn.Module  # computes the turn's loss of a batch, as the strategy has wrapped it
     others: Sequence[nn.Parameter] = ()  # that other turns train
 
@@ -75,14 +73,42 @@ def without_gradients_for(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> dict[str, Turn]:
-    """Return the turns of a step by their names: each trains something, and each parameter is in one. Collective."""
+class Turns:
+    """The turns of a step, as the strategy has wrapped them. `make` returns them anew, each time that it is called. Collective."""
+
+    def __init__(self, make: Callable[[], list[Turn]]) -> None:
+        self._make = make
+        self._turns = make()
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self._turns)
+
+    @property
+    def plain(self) -> Turn:
+        """The only one, of an objective that takes no turns."""
+        (turn,) = self._turns
+        return turn
+
+    @property
+    def by_name(self) -> dict[str, Turn]:
+        """Those of an objective whose parts take turns; {} for any other."""
+        return {turn.name: turn for turn in self._turns if turn.name is not None}
+
+    def rewrap(self) -> None:
+        """Let the strategy wrap the model again, because other parameters are trained now. Collective."""
+        self._turns = []
+        gc.collect()  # the old one is in a reference cycle, and its hooks stay on the parameters as long as it lives
+        self._turns = self._make()
+
+
+def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> list[Turn]:
+    """Return the turns of a step: each trains something, and each parameter is in one. Collective."""
     if not isinstance(objective, TurnObjective):
-        return {PLAIN: Turn(name=PLAIN, wrapped=strategy.prepare(as_loss_module(trained_module, objective), world.device, world.size))}
+        return [Turn(wrapped=strategy.prepare(as_loss_module(trained_module, objective), world.device, world.size))]
     named = named_parameters(trained_module)
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
-    if PLAIN in chosen:
+    if "" in chosen:
         happened = f"{type(objective).__name__} has a turn without a name: {list(chosen)}"
         raise ConfigError(key="objective", happened=happened, expected="a name for each of its turns")
     if idle := [turn for turn, names in chosen.items() if not names]:
@@ -95,12 +121,12 @@ def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Str
         happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"
         raise conflict("strategy.static_graph", happened, "false")
     model = trained_module.model if isinstance(trained_module, LossModule) else trained_module
-    turns = {}
+    turns = []
     for name, names in chosen.items():
         others = [parameter for each, parameter in parameters.items() if each not in names]
         with without_gradients_for(others):
             wrapped = strategy.prepare(LossModule(model, objective, turn=name), world.device, world.size)
-        turns[name] = Turn(name=name, wrapped=wrapped, others=others)
+        turns.append(Turn(name=name, wrapped=wrapped, others=others))
     return turns
 
 
@@ -161,7 +187,7 @@ def as_loss_module(trained_module: nn.Module, objective: AnyObjective) -> LossMo
 class Components(EvaluationComponents):
     """All components of a training run."""
 
-    turns: dict[str, Turn]  # of a step, by name: one of the name `PLAIN`, or those of an objective whose parts take turns
+    turns: Turns
     strategy: Strategy
 
     optimizer: Optimizer
@@ -183,11 +209,6 @@ class Components(EvaluationComponents):
     def reshard(self) -> None:
         self.strategy.reshard(self.trained_module)
 
-    @property
-    def turn_names(self) -> list[str]:
-        """The names of the turns of an objective whose parts take turns; [] for any other."""
-        return [name for name in self.turns if name != PLAIN]
-
     def loss(self, batch: Batch, turn: Turn) -> Tensor:
         """Return a turn's loss of a batch, shape [], through the strategy's wrapper."""
         if self.compiled is not None:
@@ -198,12 +219,12 @@ class Components(EvaluationComponents):
     def turns_at(self, step: int) -> list[Turn]:
         """Return the turns of the step that comes after `step` steps, one at least of those that the objective has."""
         if not isinstance(self.objective, SupportsTurnsAt):
-            return list(self.turns.values())
-        names = self.objective.turns_at(step)
-        if not names or any(name not in self.turns for name in names):
+            return list(self.turns)
+        names, by_name = self.objective.turns_at(step), self.turns.by_name
+        if not names or any(name not in by_name for name in names):
             happened = f"{type(self.objective).__name__}.turns_at({step}) gives {list(names)}"
-            raise ConfigError(key="objective", happened=happened, expected=f"one at least of {', '.join(self.turns)}")
-        return [self.turns[name] for name in names]
+            raise ConfigError(key="objective", happened=happened, expected=f"one at least of {', '.join(by_name)}")
+        return [by_name[name] for name in names]
 
     def zero_gradients(self) -> None:
         if self.zeroes_gradients_in_place():
@@ -220,15 +241,9 @@ class Components(EvaluationComponents):
 
         So with accumulation, where the strategy is for it. Without, DDP itself moves each one there, and zeroing is work for nothing.
         """
-        if self.train_loader.grad_accum_steps == 1 or PLAIN not in self.turns:  # each turn of several has buckets of its own
+        if self.train_loader.grad_accum_steps == 1 or self.turns.by_name:  # each turn of several has buckets of its own
             return False
-        return self.strategy.zeroes_gradients_in_place(self.turns[PLAIN].wrapped)
-
-    def rewrap(self, world: World) -> None:
-        """Let the strategy wrap the model again, because other parameters are trained now. Collective."""
-        self.turns.clear()
-        gc.collect()  # the old one is in a reference cycle, and its hooks stay on the parameters as long as it lives
-        self.turns.update(make_turns(self.trained_module, self.objective, self.strategy, world))
+        return self.strategy.zeroes_gradients_in_place(self.turns.plain.wrapped)
 
 
 def _stateful(callbacks: Mapping[str, Callback]) -> dict[str, SupportsState]:

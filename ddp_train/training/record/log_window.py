@@ -79,10 +79,10 @@ class LogWindow:
         for column in self._columns:
             column.begin(len(self._num_units))
 
-    def add(self, loss: Tensor, *, turn: str = "") -> None:
+    def add(self, loss: Tensor, *, turn: str | None = None) -> None:
         """Add a loss, summed over some of this rank's units, shape [], to the present step's, and to the turn's part of it."""
         self._losses.add(loss)
-        if turn:
+        if turn is not None:
             self._turn_losses[turn].add(loss)
 
     def begin_turns(self, turns: Iterable[str]) -> None:

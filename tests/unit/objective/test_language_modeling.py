@@ -12,7 +12,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from ddp_train.errors import ConfigError
 from ddp_train.model.gpt import GPT
 from ddp_train.objective.language_modeling import LanguageModeling, find_head
-from ddp_train.training.parts.components import PLAIN
 from tests.unit.objective.batches import IDENTITY, SPLITS, add_up, token_model_and_batch
 from tests.unit.parts import components
 
@@ -172,5 +171,5 @@ def test_a_run_meets_its_model() -> None:
     parts = components(*text, *small, "objective.chunk_tokens=16", base=[])
     batch = parts.train_loader.peek().batch
     whole = components(*text, *small, base=[])
-    chunked, expected = (each.loss(batch, each.turns[PLAIN]) for each in (parts, whole))
+    chunked, expected = (each.loss(batch, each.turns.plain) for each in (parts, whole))
     torch.testing.assert_close(chunked, expected, rtol=1e-6, atol=0)

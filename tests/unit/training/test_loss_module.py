@@ -16,7 +16,7 @@ from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.parts.components import PLAIN, Components
+from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.conftest import FEW
@@ -140,7 +140,7 @@ def test_a_loss_function_may_have_weights_too() -> None:
 def test_of_an_objective_without_a_state_a_strategy_sees_the_model_alone() -> None:
     parts = components("objective._target_=torch.nn.CrossEntropyLoss", "objective.label_smoothing=0.1")
     assert parts.trained_module is parts.model
-    assert [*parts.turns[PLAIN].wrapped.children()] == [parts.model]
+    assert [*parts.turns.plain.wrapped.children()] == [parts.model]
 
 
 def test_parameters_that_nobody_would_find_are_refused() -> None:

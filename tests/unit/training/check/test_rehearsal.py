@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_train.distributed.world import World
-from ddp_train.training.parts.components import PLAIN, Turn, as_loss_module
+from ddp_train.training.parts.components import Turn, Turns, as_loss_module
 from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer
 
@@ -36,7 +36,7 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
     ddp = nn.parallel.DistributedDataParallel(
         as_loss_module(parts.model, parts.objective), **({"gradient_as_bucket_view": True} | settings)
     )
-    parts = replace(parts, turns={PLAIN: Turn(name=PLAIN, wrapped=ddp)})
+    parts = replace(parts, turns=Turns(lambda: [Turn(wrapped=ddp)]))
     found: list[tuple[int, bool]] = []
 
     def look(*_: object) -> None:
@@ -62,7 +62,7 @@ def test_that_gradients_stay_in_place_changes_no_step(group_of_one: None) -> Non
         parts, records = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3"), list[Record]()
         loss_module = as_loss_module(parts.model, parts.objective)
         ddp = nn.parallel.DistributedDataParallel(loss_module, gradient_as_bucket_view=True, **settings)
-        parts = replace(parts, turns={PLAIN: Turn(name=PLAIN, wrapped=ddp)})
+        parts = replace(parts, turns=Turns(lambda: [Turn(wrapped=ddp)]))
         torch.manual_seed(0)
         world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
         trainer(parts, world=world, write=records.append).train()

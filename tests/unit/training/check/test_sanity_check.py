@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.supervised import LossObjective, as_objective
 from ddp_train.training.check.sanity_check import try_first_batches
-from ddp_train.training.parts.components import Components, make_turns
+from ddp_train.training.parts.components import Components, Turns, make_turns
 from ddp_train.training.record import throughput
 from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer
@@ -46,7 +47,8 @@ def refusal(parts: Components) -> str:
 def with_model(model: nn.Module, *overrides: str) -> Components:
     """Return a small run of another model."""
     parts = components("trainer.max_steps=3", *overrides)
-    turns, optimizer = make_turns(model, parts.objective, parts.strategy, alone()), torch.optim.SGD(model.parameters(), lr=0.1)
+    turns = Turns(partial(make_turns, model, parts.objective, parts.strategy, alone()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return replace(parts, model=model, trained_module=model, turns=turns, optimizer=optimizer)
 
 
@@ -225,7 +227,7 @@ def test_a_label_out_of_range_anywhere_in_the_data_is_named_before_the_first_ste
 def test_labels_of_a_classifier_of_ones_own_are_looked_at_where_it_says_that_they_are_classes(says_so: bool) -> None:
     parts = with_model(Outputs())
     parts = replace(parts, objective=OwnClassifier(says_so))
-    parts = replace(parts, turns=make_turns(parts.model, parts.objective, parts.strategy, alone()))
+    parts = replace(parts, turns=Turns(partial(make_turns, parts.model, parts.objective, parts.strategy, alone())))
     source: Any = parts.train_loader.source
     read = source.batch
     source.batch = lambda indices: (read(indices)[0], torch.full((len(indices),), 12))

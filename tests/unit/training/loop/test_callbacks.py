@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ddp_train.interfaces.run import implements
 from ddp_train.run_folder.result import Status
 from ddp_train.training.loop.callbacks import Callbacks, RunView
 from ddp_train.training.loop.trainer import Trainer
-from ddp_train.training.parts.components import make_turns
+from ddp_train.training.parts.components import Turns, make_turns
 from ddp_train.training.record.logged import Reduction
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
@@ -163,7 +164,8 @@ def test_a_model_logs_from_its_forward_in_training_and_nowhere_else() -> None:
     parts, records = components(*SIX_STEPS, "model=mlp"), list[dict[str, Any]]()
     model = Talkative()
     model(parts.train_loader.peek().batch[0])  # outside of a run it does nothing
-    turns, optimizer = make_turns(model, parts.objective, parts.strategy, alone()), torch.optim.SGD(model.parameters(), lr=0.1)
+    turns = Turns(partial(make_turns, model, parts.objective, parts.strategy, alone()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = replace(parts, model=model, trained_module=model, turns=turns, optimizer=optimizer)
     trainer(parts, log_every_steps=3, evaluate_every_steps=2, write=records.append).train()
     train = [record for record in records if record["split"] == "train"]

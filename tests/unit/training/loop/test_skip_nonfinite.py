@@ -157,7 +157,7 @@ def test_a_norm_on_a_gpu_is_noted_for_an_optimizer_that_steps_on_the_host() -> N
     """Without a GPU by torch's fake tensors, which fail as it would."""
     model = nn.Linear(2, 2)
     guard = SkippingGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    guard._skips_on_device, guard._taken = True, {""}
+    guard._skips_on_device, guard._taken = True, {None}
     with FakeTensorMode(allow_non_fake_inputs=True):
         scaler: Any = _Scaler()
         guard.step(torch.optim.SGD([torch.zeros(1)]), scaler, torch.empty((), device="cuda"))

@@ -20,6 +20,7 @@ from ddp_train.training.loop import time_record
 from ddp_train.training.loop.hooks import Hooks
 from ddp_train.training.loop.time_record import DeviceTimeSplit, TimeRecord, TimeSplit
 from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.parts.components import Turn, Turns
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import Jump
@@ -153,8 +154,8 @@ def test_communication_is_split_but_where_several_ranks_exchange_within_backward
 
 def test_communication_is_not_split_where_batch_norms_exchange_whatever_the_strategy_says() -> None:
     parts = components("trainer.max_steps=1")
-    synchronised = nn.ModuleList([*(turn.wrapped for turn in parts.turns.values()), nn.SyncBatchNorm(2)])
-    parts = replace(parts, turns={name: replace(turn, wrapped=synchronised) for name, turn in parts.turns.items()})
+    synchronised = nn.ModuleList([*(turn.wrapped for turn in parts.turns), nn.SyncBatchNorm(2)])
+    parts = replace(parts, turns=Turns(lambda: [Turn(wrapped=synchronised)]))
     reason = time_record_of(trainer(parts, world=replace(alone(), size=2)))._not_split[Part.COMMUNICATION]
     assert reason.startswith("batch norm of all ranks' samples")
 

@@ -16,7 +16,7 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces.strategy import local_rows
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.train_step import clip, total_norm
-from ddp_train.training.parts.components import PLAIN, Components
+from ddp_train.training.parts.components import Components
 from ddp_train.training.record import log_window
 from ddp_train.training.record.logged import Reduction
 from tests.unit.parts import components, trainer
@@ -144,7 +144,7 @@ def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_
         else ragged_components("trainer.global_batch_size=12", "loader.micro_batch_size=5")
     )
     world = Counting(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"))
-    parts.turns[PLAIN].wrapped.register_forward_hook(lambda module, inputs, outputs: world.events.append("forward"))
+    parts.turns.plain.wrapped.register_forward_hook(lambda module, inputs, outputs: world.events.append("forward"))
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
     trainer(parts, world=world).train_step(micro_batches, global_batch_size=12)
     forwards = ["forward"] * 3

@@ -24,7 +24,7 @@ from ddp_train.errors import ConfigError, RunError
 from ddp_train.model.gpt import GPT
 from ddp_train.rank.rank import end_compilers
 from ddp_train.training.parts.compiled import Compiled, compile_model, compile_note, keep_cache
-from ddp_train.training.parts.components import PLAIN, make_turns
+from ddp_train.training.parts.components import Turns, make_turns
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
 
@@ -298,11 +298,11 @@ def test_cuda_graphs_of_blocks_begin_anew_with_each_batch_and_not_with_each_bloc
     parts, graphs = components(), _Graphs()
     blocks = nn.Sequential(Block(), Block())
     parts = replace(parts, model=nn.Sequential(nn.Flatten(), blocks, nn.Linear(768, 10)))
-    parts = replace(parts, turns=make_turns(parts.model, parts.objective, parts.strategy, alone()))
+    parts = replace(parts, turns=Turns(lambda: make_turns(parts.model, parts.objective, parts.strategy, alone())))
     parts = replace(parts, compiled=compiled(parts.model, mode="reduce-overhead", backend=graphs.backend))
     batch = parts.train_loader.peek().batch
     for _ in range(2):
-        parts.loss(batch, parts.turns[PLAIN])
+        parts.loss(batch, parts.turns.plain)
         with torch.no_grad():
             parts.evaluate_batch(batch, with_predictions=False)
     assert graphs.begins == 4 * [True, False]

@@ -283,7 +283,7 @@ def test_each_turn_reduces_its_own_gradients(group_of_one: None, overrides: list
     """The one of two ranks: DDP waits for no gradient of another turn, and finds all of its own."""
     expected, _ = trained(gan(*overrides))
     parts = gan(*overrides)
-    reduced = {name: turn.wrapped._get_ddp_logging_data()["num_parameter_tensors"] for name, turn in parts.turns.items()}  # type: ignore[operator]
+    reduced = {name: turn.wrapped._get_ddp_logging_data()["num_parameter_tensors"] for name, turn in parts.turns.by_name.items()}  # type: ignore[operator]
     assert reduced == {"discriminator": 4, "generator": 2}
     world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
     monkeypatch.setattr(World, "gather", lambda self, value: [value, value])
