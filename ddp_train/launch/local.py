@@ -2,12 +2,14 @@
 
 import signal
 import time
+from dataclasses import dataclass, field
 
 from ddp_train.config.cluster import ALONE, environment_of, max_restarts, processes_of_nodes, rank_environment
 from ddp_train.errors import INTERRUPTED
 from ddp_train.launch.fork_requests import AgentOptions, start_agent, start_agent_and_wait
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system import devices, process_env
@@ -27,6 +29,14 @@ def run_on_this_machine(job: Job) -> int:
     return exit_code_after_agent(job.run_folder, code, before=before) if job.is_run else code
 
 
+@dataclass(kw_only=True)
+class _RunningJob:
+    run_folder: RunFolder
+    agent: Child
+    started: float = field(default_factory=time.monotonic)
+    signals: set[int] = field(default_factory=set)  # that the agent was sent
+
+
 class LocalSlot:
     """A slot of a sweep on this machine: each job has an agent and ranks of its own, which are forked.
 
@@ -35,44 +45,45 @@ class LocalSlot:
 
     def __init__(self, number: int, slots: int) -> None:
         self._number, self._slots = number, slots
-        self._agent: Child | None = None  # of the job at hand
+        self._running: _RunningJob | None = None
 
     def start(self, job: Job) -> None:
         environment = _environment(job, slots=self._slots)
         if self._slots > 1 and devices.resolve_device(job.config.cluster.device) == "cuda":
             first = self._number * (len(gpus := devices.gpus()) // self._slots)  # each slot has as many
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + processes_of_nodes(job.config.cluster)[0]])
-        self._job, self._started, self._signals = job, time.monotonic(), set[int]()
-        self._agent = start_agent(_options(job), arguments_for(job), environment=environment)
+        agent = start_agent(_options(job), arguments_for(job), environment=environment)
+        self._running = _RunningJob(run_folder=job.run_folder, agent=agent)
 
     def poll(self, timeout_s: float) -> int | None:
         """Return the exit code of the job, or None while it runs; record as its failure that its agent was killed."""
-        assert self._agent is not None
-        agent, run_folder = self._agent, self._job.run_folder
+        running = self._running
+        assert running is not None
+        agent, run_folder = running.agent, running.run_folder
         if not wait_until(lambda: agent.exit_code() is not None, within_s=timeout_s, every_s=_POLL_S):
             return None
-        self._agent, code = None, agent.wait()
+        self._running, code = None, agent.wait()
         result = run_folder.read_result()
         if result is not None and result.status in EXIT_CODE_OF_STOP:
             return EXIT_CODE_OF_STOP[result.status]
-        if -code in self._signals:  # killed by us, or stopped before it could pass the signal on
+        if -code in running.signals:  # killed by us, or stopped before it could pass the signal on
             return INTERRUPTED
         if code < 0 and not run_folder.is_completed():
             killed = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
-            killed.record(run_folder, seconds=time.monotonic() - self._started)
+            killed.record(run_folder, seconds=time.monotonic() - running.started)
         return code if code >= 0 else 128 - code
 
     def stop(self, number: int) -> None:
-        if self._agent is not None:
-            self._signals.add(number)
-            self._agent.signal(number)
+        if self._running is not None:
+            self._running.signals.add(number)
+            self._running.agent.signal(number)
 
     def end(self) -> None:
         """Kill what still runs."""
-        if self._agent is not None:
-            self._agent.signal(signal.SIGKILL)
-            self._agent.wait()
-            self._agent = None
+        if self._running is not None:
+            self._running.agent.signal(signal.SIGKILL)
+            self._running.agent.wait()
+            self._running = None
 
 
 def arguments_for(job: Job) -> list[str]:

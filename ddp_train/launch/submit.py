@@ -127,20 +127,45 @@ class EngineSlot:
 
     def __init__(self, take_code: Callable[[int], Code]) -> None:
         self._take_code = take_code
+        self._running: _EngineJob | None = None
 
     def start(self, job: Job) -> None:
         """Take a job, or take it over where the engine has it already. Its processes are always new."""
-        self._job = job
-        self._id: str | None = None  # None: not submitted yet
-        self._signals: list[int] = []
-        self._next_ask_at = self._next_stop_at = self._asked_at = self._ended_at = 0.0
-        self._printed = ""
-        self._begin()
+        self._running = _EngineJob(job, self._take_code)
 
     def poll(self, timeout_s: float) -> int | None:
         """Return the exit code of the run, or None while the engine has it; PREEMPTED where it goes on without us."""
+        assert self._running is not None
         time.sleep(timeout_s)
-        if self._signals and (code := self._pass_on()) is not None:
+        return self._running.poll()
+
+    def stop(self, number: int) -> None:
+        """Let the job save and end, or at once; one that waits in a queue or runs from there goes on unless a person wants it to end."""
+        assert self._running is not None
+        self._running.signals.append(number)  # the next poll passes it on: this may be a signal handler
+
+    def end(self) -> None:
+        """Nothing is held here."""
+
+
+class _EngineJob:
+    """The job at hand of a slot. Its times are those of the monotonic clock; 0: it has not come to that."""
+
+    def __init__(self, job: Job, take_code: Callable[[int], Code]) -> None:
+        self._job = job
+        self._take_code = take_code
+        self._id: str | None = None  # None: not submitted yet
+        self.signals: list[int] = []  # for the engine
+        self._next_ask_at = 0.0
+        self._asked_at = 0.0
+        self._next_stop_at = 0.0
+        self._ended_at = 0.0
+        self._printed = ""  # the last error
+        self._begin()
+
+    def poll(self) -> int | None:
+        """Do what is due; return as `EngineSlot.poll` does."""
+        if self.signals and (code := self._pass_on()) is not None:
             return code
         now, run_folder = time.monotonic(), self._job.run_folder
         is_soon = self._id is not None and run_folder.result.exists() and now - self._asked_at >= _ASK_SOON_S
@@ -151,13 +176,6 @@ class EngineSlot:
         elif self._has_ended(self._id):
             return self._end_of(run_folder)
         return None
-
-    def stop(self, number: int) -> None:
-        """Let the job save and end, or at once; one that waits in a queue or runs from there goes on unless a person wants it to end."""
-        self._signals.append(number)  # the next poll passes it on: this may be a signal handler
-
-    def end(self) -> None:
-        """Nothing is held here."""
 
     def _begin(self) -> None:
         """Submit the job, unless the engine has it. What cannot be told, or is not taken now, is tried again."""
@@ -199,9 +217,9 @@ class EngineSlot:
     def _pass_on(self) -> int | None:
         """Tell the engine what this process was told; return an exit code where that is the end of it here."""
         if self._id is None:  # it was not even submitted
-            return INTERRUPTED if signal.SIGINT in self._signals else PREEMPTED
-        engine, at_once = engine_of(self._job.config.cluster.launcher), signal.SIGKILL in self._signals
-        if engine.has_queue and not at_once and signal.SIGINT not in self._signals:
+            return INTERRUPTED if signal.SIGINT in self.signals else PREEMPTED
+        engine, at_once = engine_of(self._job.config.cluster.launcher), signal.SIGKILL in self.signals
+        if engine.has_queue and not at_once and signal.SIGINT not in self.signals:
             return PREEMPTED
         if time.monotonic() >= self._next_stop_at:
             if engine.has_queue:

@@ -11,9 +11,12 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import NoReturn
+
+from torch.distributed import Store
 
 from ddp_train.distributed.store import JoinedAttempt, join_store_again, leave, wait_for
 from ddp_train.errors import DONE, FAILED
@@ -36,14 +39,24 @@ _DIES_WITHIN_S = 5.0
 _REPORT_WITHIN_S = 1.0
 
 
+@dataclass(kw_only=True)
+class _RunningJob:
+    text: str  # `Job.to_json`
+    key: str  # where it stands in the store; its result stands below it
+    place: Store  # of its ranks
+    oom_kills: int | None  # before it began
+    child: Child  # this member's rank
+    started: float = field(default_factory=time.monotonic)
+    status: Status | None = None  # of the rank at its end
+
+
 class Member:
     """One rank's member. The store of its attempt survives the ranks, which have a place of their own there for each job."""
 
     def __init__(self, attempt: JoinedAttempt) -> None:
         self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, attempt.rank, attempt.size
-        self._child: Child | None = None  # the rank
-        self._number = 0  # of the job at hand
-        self._status: Status | None = None  # of this rank at its end
+        self._running: _RunningJob | None = None  # the newest job, also when it has ended
+        self._number = 0  # of it, from 1
         self.is_stopping = False
         importlib.import_module("torch.utils.tensorboard")  # every rank needs it; once is enough
         gc.collect()
@@ -56,60 +69,62 @@ class Member:
             while self.poll_rank(_POLL_S) is None:
                 pass
         self.end_rank()
-        return RankEnding(DONE, was_stopped=self.is_stopping or self._status in EXIT_CODE_OF_STOP)
+        status = self._running.status if self._running is not None else None
+        return RankEnding(DONE, was_stopped=self.is_stopping or status in EXIT_CODE_OF_STOP)
 
     def begin(self, job: str) -> None:
         """Fork the rank for the next job, `Job.to_json`."""
-        self._number += 1
-        self._job = job
-        self._key = f"job/{self._number}"  # where it stands in the store; its result stands below it
-        self._status = None
-        self._started = time.monotonic()
         self.end_rank()
-        self._oom_kills = oom_kills()
+        self._number += 1
         place = f"{self._prefix}/ranks_{self._number}"
-        self._child = fork(partial(_become_rank, place))
-        self._place = join_store_again(place)
-        self._place.set("job", job)
+        running = self._running = _RunningJob(
+            text=job,
+            key=f"job/{self._number}",
+            place=join_store_again(place),
+            oom_kills=oom_kills(),
+            child=fork(partial(_become_rank, place)),
+        )
+        running.place.set("job", job)
         for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
             if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `stop` is called
                 signal.signal(number, self.stop)
-        self._store.set(f"{self._key}/pid/{self._rank}", str(self._child.pid))
+        self._store.set(f"{running.key}/pid/{self._rank}", str(running.child.pid))
 
     def poll_rank(self, timeout_s: float) -> Status | None:
         """Return how this rank's part of the job has ended, or None when it runs still."""
-        if self._status is not None:
-            return self._status
-        child, status = self._child, None
-        assert child is not None
+        running = self._running
+        assert running is not None
+        if running.status is not None:
+            return running.status
+        child, status = running.child, None
         if wait_until(lambda: child.exit_code() is not None, within_s=timeout_s, every_s=_LOOKS_EVERY_S):
             key = f"ended/{self._rank}"
-            status = Status(self._place.get(key).decode()) if self._place.check([key]) else self._report_death(child)
-        elif self._store.check([f"{self._key}/failed"]):  # on another rank: this one waits for it in vain
+            status = Status(running.place.get(key).decode()) if running.place.check([key]) else self._report_death(running)
+        elif self._store.check([f"{running.key}/failed"]):  # on another rank: this one waits for it in vain
             status = Status.FAILED
         if status is None:
             return None
         if status is Status.FAILED:
-            self._store.set(f"{self._key}/failed", str(self._rank))
+            self._store.set(f"{running.key}/failed", str(self._rank))
             self.end_rank(at_once=True)
-        self._store.add(f"{self._key}/done", 1)
+        self._store.add(f"{running.key}/done", 1)
         for number in STOP_SIGNALS:
             if signal.getsignal(number) == self.stop:
                 signal.signal(number, signal.SIG_DFL)
-        self._status = status
+        running.status = status
         return status
 
     def end_rank(self, *, at_once: bool = False) -> None:
-        if (child := self._child) is not None:
+        if self._running is not None:
+            child = self._running.child
             wait_until(lambda: child.exit_code() is not None, within_s=0.0 if at_once else _DIES_WITHIN_S, every_s=_LOOKS_EVERY_S)
             child.signal(signal.SIGKILL)
             child.wait()
-            self._child = None
 
-    def _report_death(self, child: Child) -> Status:
+    def _report_death(self, running: _RunningJob) -> Status:
         """Record the death of a rank that left no report, and what the other ranks were doing."""
-        exit_code = child.wait()
-        run_folder = Job.from_json(self._job).run_folder
+        pid, exit_code = running.child.pid, running.child.wait()
+        run_folder = Job.from_json(running.text).run_folder
 
         def stopped() -> Status | None:
             result = run_folder.read_result()
@@ -121,18 +136,18 @@ class Member:
                 return status
         if not self.is_stopping and not run_folder.is_completed() and not run_folder.failure.exists():
             time.sleep(_REPORT_WITHIN_S)  # the others find their connection broken, and log what they were doing
-            pid_keys = {rank: f"{self._key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
+            pid_keys = {rank: f"{running.key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
             pids = {rank: int(self._store.get(key)) for rank, key in pid_keys.items() if self._store.check([key])}
-            is_oom = ran_out(self._oom_kills)
-            report = failure.from_exit(rank=self._rank, pid=child.pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=is_oom)
-            report.with_others(failure.last_activities(run_folder, pids)).record(run_folder, seconds=time.monotonic() - self._started)
+            is_oom = ran_out(running.oom_kills)
+            report = failure.from_exit(rank=self._rank, pid=pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=is_oom)
+            report.with_others(failure.last_activities(run_folder, pids)).record(run_folder, seconds=time.monotonic() - running.started)
         return Status.FAILED
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Pass on a stop signal: the rank saves and ends, and this member with it. SIGKILL ends the rank at once; the others notice."""
         self.is_stopping = True
-        if self._child is not None:
-            self._child.signal(number)
+        if self._running is not None:
+            self._running.child.signal(number)
 
 
 class Leader(Member):
@@ -147,12 +162,14 @@ class Leader(Member):
         status = self.poll_rank(timeout_s)
         if status is None:
             return None
+        assert self._running is not None
+        key = self._running.key
         if self.is_stopping and status is Status.FAILED:
             return FAILED  # another member may be gone, and never be done
-        if int(self._store.add(f"{self._key}/done", 0)) < self._size:
+        if int(self._store.add(f"{key}/done", 0)) < self._size:
             time.sleep(min(timeout_s, 0.002))
             return None
-        return FAILED if self._store.check([f"{self._key}/failed"]) else EXIT_CODE_OF_STOP.get(status, DONE)
+        return FAILED if self._store.check([f"{key}/failed"]) else EXIT_CODE_OF_STOP.get(status, DONE)
 
     def end(self) -> None:
         """Do nothing: the next job ends the ranks of this one."""

@@ -194,7 +194,7 @@ class Trainer:
         requests = reduction.add([request.is_made() for request in hooks.requests])
         for add_to_reduction in hooks.add_to_reduction:
             add_to_reduction(reduction)
-        self.logged.add_to(reduction)
+        logged = self.logged.add_to(reduction)
         with self.train_step.marks.around(Part.COMMUNICATION):
             reading = window.read(reduction, grad_norm)
         assert reading.grad_norm is not None
@@ -211,7 +211,7 @@ class Trainer:
         values |= components.throughput.values(samples=window.samples, num_units=num_units, seconds=elapsed, memory=memory.sums)
         for add_to in hooks.at_record:
             add_to(values, reading)
-        self._write("train", values | self.logged.reduce_and_reset(self.world))
+        self._write("train", values | self.logged.reduce_and_reset(self.world, logged))
         for request, num_ranks in zip(hooks.requests, requests.sums, strict=True):
             if num_ranks:
                 request.carry_out(self.state.step)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +61,14 @@ class Reduction:
             group.sums = [*islice(sums, sum(map(len, tensors)))]
 
 
+class LoggedGroups(NamedTuple):
+    """What one reduction sums of `Logged`, on all ranks."""
+
+    num_new_names: ReductionGroup
+    num_end_requests: ReductionGroup
+    of_names: dict[str, tuple[ReductionGroup, ReductionGroup]]  # the total with its count, and the calls
+
+
 class Logged:
     """The sums of one rank. `state` gets the names that all ranks know, and the early end they agree on; `turns` reserve a loss each."""
 
@@ -90,31 +98,31 @@ class Logged:
         add: Sink = torch.compiler.disable(self.add) if "torch._dynamo" in sys.modules else self.add  # its import takes a second
         return add
 
-    def add_to(self, reduction: Reduction) -> None:
+    def add_to(self, reduction: Reduction) -> LoggedGroups:
         """Add the numbers whose sums `reduce_and_reset` needs."""
-        self._num_new_names = reduction.add([len(self._new_names())])
-        self._num_end_requests = reduction.add([self.end_request is not None])
-        self._groups = self._add_sums(reduction, self._state.logged_names)
+        num_new_names = reduction.add([len(self._new_names())])
+        num_end_requests = reduction.add([self.end_request is not None])
+        return LoggedGroups(num_new_names, num_end_requests, self._add_sums(reduction, self._state.logged_names))
 
     def _add_sums(self, reduction: Reduction, names: Sequence[str]) -> dict[str, tuple[ReductionGroup, ReductionGroup]]:
-        """Return two groups for each name: the total with its count, and the calls."""
         groups = {}
         for name in names:
             total, count, calls = self._sums.get(name, _NEVER_LOGGED)
             groups[name] = reduction.add_tensors([total, count]), reduction.add([float(calls)])
         return groups
 
-    def reduce_and_reset(self, world: World) -> dict[str, float]:
+    def reduce_and_reset(self, world: World, reduced: LoggedGroups) -> dict[str, float]:
         """Return the means, after the reduction of `add_to`; note an early end that is requested; begin anew. Collective."""
-        if any(self._num_new_names.sums):
+        groups = reduced.of_names
+        if any(reduced.num_new_names.sums):
             reduction = Reduction(world)
-            self._groups |= self._add_sums(reduction, sorted(set(chain.from_iterable(world.gather(self._new_names())))))
+            groups |= self._add_sums(reduction, sorted(set(chain.from_iterable(world.gather(self._new_names())))))
             reduction.sum()
-            self._state.logged_names = [*self._groups]
-        if any(self._num_end_requests.sums):
+            self._state.logged_names = [*groups]
+        if any(reduced.num_end_requests.sums):
             self.agree(world)
         self._sums = {}
-        sums = {name: total_and_count.sums for name, (total_and_count, calls) in self._groups.items() if any(calls.sums)}
+        sums = {name: total_and_count.sums for name, (total_and_count, calls) in groups.items() if any(calls.sums)}
         return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
 
     def agree(self, world: World) -> None:

@@ -42,8 +42,8 @@ def sleep() -> int:
 
 
 def agent_of(slot: local.LocalSlot) -> Child:
-    assert slot._agent is not None
-    return slot._agent
+    assert slot._running is not None
+    return slot._running.agent
 
 
 def test_the_exit_code_comes_when_the_agent_has_ended(start: Start) -> None:

@@ -101,10 +101,10 @@ def record() -> None:
         window, logged = LogWindow(CUDA, turns=["first"]), Logged(TrainState(logged_names=["mine"]))
         steps(window, logged, 5)
         reduction = Reduction(ON_A_GPU)
-        logged.add_to(reduction)
+        groups = logged.add_to(reduction)
         reading = window.read(reduction, torch.empty((), device=CUDA))
         assert len(reading.totals) == len(reading.num_units) == 5
-        logged.reduce_and_reset(ON_A_GPU)
+        logged.reduce_and_reset(ON_A_GPU, groups)
     assert len(found) == 1, "the device is read once"
 
 

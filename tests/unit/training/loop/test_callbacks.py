@@ -233,10 +233,10 @@ def test_a_mean_is_that_of_the_finite_values(monkeypatch: pytest.MonkeyPatch) ->
     for names in ([], ["a", "b", "c"]):  # new ones, and those that all ranks agree on
         logged._state.logged_names = names
         reduction = Reduction(world)
-        logged.add_to(reduction)
+        groups = logged.add_to(reduction)
         kept = dict(logged._sums)
         reduction.sum()
-        assert logged.reduce_and_reset(world) == pytest.approx({"a": 4.0, "b": math.nan, "c": math.nan}, nan_ok=True)
+        assert logged.reduce_and_reset(world, groups) == pytest.approx({"a": 4.0, "b": math.nan, "c": math.nan}, nan_ok=True)
         logged._sums = kept
 
 
