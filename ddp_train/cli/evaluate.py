@@ -173,9 +173,8 @@ def _section(group: str, option: str, folder: Path) -> Any:
         close = nearest(option, offered)
         happened = f"has no option {option!r}"
         raise ConfigError(key=group, happened=happened, expected=f"one of {', '.join(offered)}", fix=f"{group}={close}" if close else "")
-    errors: list[ConfigError] = []
     loaded = loader.load_configuration(args.config_name or "config", [f"{group}={option}"], RunMode.RUN)[group]
-    composed = resolve(loaded, errors, section=group)
+    composed, errors = resolve(loaded, section=group)
     if errors:
         raise ConfigErrors(errors)
     if group == "data":

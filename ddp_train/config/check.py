@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
 from omegaconf import DictConfig, OmegaConf
@@ -35,41 +35,40 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
 
     Raises ConfigErrors: with every problem found.
     """
-    errors = [*_unknown_hydra_names(hydra)] if hydra is not None else []
-    resolved = {**{name: {} for name in schema.NAMED}, **resolve(config, errors)}
-    tree, left_out = drop_unused_option_arguments(resolved, hydra)
+    resolved, unresolved = resolve(config)
+    tree, left_out = drop_unused_option_arguments({**{name: {} for name in schema.NAMED}, **resolved}, hydra)
+    errors = [*(_unknown_hydra_names(hydra) if hydra is not None else ()), *unresolved]
     errors += _unknown_root_names(tree, hydra)
     errors += _targets_in_extra(tree)
     errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.variable_for_secret(key, value))]
-    sections = {name: _check_keys(kind, tree[name], name, errors) for name, kind in schema.SECTIONS.items() if name in tree}
-    root = _check_keys(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "", errors)
-    if "name" in tree:
-        errors += _check_name(tree["name"])
-    errors += _check_targets(tree, earlier=tuple(errors))
-    data = tree["data"] if isinstance(tree.get("data"), dict) else {}
-    if not isinstance(data.get("eval"), Mapping | None):
-        errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
+    merged = {name: merge(kind, tree[name], name) for name, kind in schema.SECTIONS.items() if name in tree}
+    sections = {name: section.values for name, section in merged.items()}
+    root = merge(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "")
+    errors += [error for section in (*merged.values(), root) for error in section.errors]
+    errors += _check_name(tree)
+    errors += _check_targets(tree, reported={error.key for error in errors})
+    errors += _check_evaluation_data(tree)
     errors += check_object_names(tree)
     errors += auto.find_unanswerable(tree, schema.COMPONENT_KEYS)
     errors += _missing_sections(tree)
     partial = PartialConfig.of(sections, tree)
     errors += check_rules(partial)
-    if errors or root is None:
+    if errors or root.values is None:
         raise ConfigErrors(_once(errors))
     batch = partial.batch
     accumulation = None if batch.is_open else batch.grad_accum_steps
-    tree |= {**root, **sections, "data": {**data, "eval": data.get("eval")}}
+    data = tree["data"] if isinstance(tree["data"], dict) else {}
+    tree |= {**root.values, **sections, "data": {**data, "eval": data.get("eval")}}
     tree["trainer"] |= {"global_batch_size": batch.global_batch_size, "grad_accum_steps": accumulation}
     return RunConfig.of(tree, batch, left_out)
 
 
-def _check_targets(tree: Mapping[str, Any], *, earlier: Iterable[ConfigError]) -> Iterator[ConfigError]:
+def _check_targets(tree: Mapping[str, Any], *, reported: set[str]) -> Iterator[ConfigError]:
     """Check what is instantiated. A key is reported once, also where an evaluation set inherits it from `data`."""
-    reported = {error.key for error in earlier}
     for component_config, key, training_key in _component_configs(tree):
         errors = check_target(component_config, key)
         new_errors = [error for error in errors if not {error.key, error.key.replace(key, training_key, 1)} & reported]
-        reported |= {error.key for error in new_errors}
+        reported = reported | {error.key for error in new_errors}
         yield from new_errors
 
 
@@ -102,12 +101,11 @@ def checked_section(composed: DictConfig, kind: type[_Section]) -> _Section:
 
     Raises ConfigErrors: with every problem of the section.
     """
-    errors: list[ConfigError] = []
     name = next(name for name, of_section in schema.SECTIONS.items() if of_section is kind)
-    values = _check_keys(kind, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
-    if values is None:
-        raise ConfigErrors(errors)
-    return schema.as_dataclass(kind, values)
+    section = merge(kind, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name)
+    if section.values is None:
+        raise ConfigErrors(section.errors)
+    return schema.as_dataclass(kind, section.values)
 
 
 def plain_secret(key: str, name: str) -> ConfigError:
@@ -123,13 +121,17 @@ def check_folder(folder: str, *, key: str) -> list[ConfigError]:
     return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder name without a secret")] if name else []
 
 
-def _check_keys(kind: type, values: Any, at: str, errors: list[ConfigError]) -> dict[str, Any] | None:
-    """Merge the values at a key, or at the root, into their schema one by one; `errors` gets every wrong one. None after an error."""
-    prefix = f"{at}." if at else ""
-    num_errors_before = len(errors)
+class Merged(NamedTuple):
+    values: dict[str, Any] | None  # in the types of their schema; None: one is wrong
+    errors: list[ConfigError]
+
+
+def merge(kind: type, values: Any, at: str) -> Merged:
+    """Merge the values at a key, or at the root, into their schema one by one."""
     if not isinstance(values, Mapping):
-        errors.append(ConfigError(key=at, happened=f"is {values!r}", expected="a group of keys"))
-        return None
+        return Merged(None, [ConfigError(key=at, happened=f"is {values!r}", expected="a group of keys")])
+    errors: list[ConfigError] = []
+    prefix = f"{at}." if at else ""
     merged = OmegaConf.structured(schema.as_written(kind))
     OmegaConf.set_readonly(merged, False)
     fields = {item.name: item for item in dataclasses.fields(kind)}
@@ -141,7 +143,8 @@ def _check_keys(kind: type, values: Any, at: str, errors: list[ConfigError]) -> 
             errors.append(unknown_key(key, valid, value))
             continue
         if (inner := schema.subsection(fields[name])) is not None:
-            value = _check_keys(inner, value, key, errors)
+            value, inner_errors = merge(inner, value, key)
+            errors += inner_errors
             if value is None:
                 continue
         if float in members_of(types[name]) and isinstance(value, int) and not isinstance(value, bool):
@@ -155,14 +158,15 @@ def _check_keys(kind: type, values: Any, at: str, errors: list[ConfigError]) -> 
     for name, item in fields.items():
         if name not in values and OmegaConf.is_missing(merged, name):
             errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=schema.describe(kind, item)))
-    if len(errors) > num_errors_before:
-        return None
+    if errors:
+        return Merged(None, errors)
     content: Any = OmegaConf.to_container(merged)
     for name, item in fields.items():
         if (inner := item.metadata.get("items")) is not None:
-            checked = [_check_keys(inner, value, f"{prefix}{name}.{index}", errors) for index, value in enumerate(content[name])]
-            content[name] = [value for value in checked if value is not None]
-    return dict(content)
+            items = [merge(inner, value, f"{prefix}{name}.{index}") for index, value in enumerate(content[name])]
+            content[name] = [item.values for item in items if item.values is not None]
+            errors += [error for item in items for error in item.errors]
+    return Merged(dict(content), errors)
 
 
 def _check_value(key: str, value: Any, rule: Mapping[str, Any], choices: tuple[str, ...]) -> Iterator[ConfigError]:
@@ -180,11 +184,16 @@ def _check_value(key: str, value: Any, rule: Mapping[str, Any], choices: tuple[s
         yield ConfigError(key=key, happened=f"is {value!r}", expected=f"one of {', '.join(choices)}", fix=f"{key}={close}" if close else "")
 
 
-def _check_name(name: Any) -> list[ConfigError]:
+def _check_name(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Keep run folders below `outputs/`: the name becomes a part of their path."""
-    if isinstance(name, str) and name and name[0].isalnum() and all(char.isalnum() or char in "._-" for char in name) and len(name) <= 128:
-        return []
-    return [ConfigError(key="name", happened=f"is {name!r}", expected="letters, digits, '.', '_' and '-', a letter or digit first")]
+    name = tree.get("name")
+    if "name" in tree and not (isinstance(name, str) and re.fullmatch(r"[^\W_][\w.-]{0,127}", name)):
+        yield ConfigError(key="name", happened=f"is {name!r}", expected="letters, digits, '.', '_' and '-', a letter or digit first")
+
+
+def _check_evaluation_data(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+    if not isinstance(value_at(tree, "data.eval"), Mapping | None):
+        yield ConfigError(key="data.eval", happened=f"is {tree['data']['eval']!r}", expected="a group of keys, or null")
 
 
 def _component_configs(tree: Mapping[str, Any]) -> Iterator[tuple[ComponentConfig, str, str]]:

@@ -34,21 +34,20 @@ _MARK = "\0"  # replaces the braces: text that looks like an interpolation would
 _EVAL = "eval"
 
 
-def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "") -> dict[str, Any]:
-    """Return a composed config, or one section of it, as plain containers.
+def resolve(config: DictConfig, *, section: str = "") -> tuple[dict[str, Any], list[ConfigError]]:
+    """Return a composed config, or one section of it, as plain containers, and an error for every value that cannot be resolved.
 
-    Args:
-        errors: gets an error for every value that cannot be resolved.
-        section: the name of the section that `config` is; a `???` in it stays, for a later override.
+    `section`: the name of the section that `config` is; a `???` in it stays, for a later override.
     """
     with _sealed():
-        plain = _resolve(config, f"{section}." if section else "", errors, keeps_missing=bool(section))
+        plain, errors = _resolve(config, f"{section}." if section else "", keeps_missing=bool(section))
     sealed = re.compile(f"{_MARK}(.*?){_MARK}")
-    return {**replace_values(plain, "", lambda key, value: sealed.sub(r"${\1}", value) if isinstance(value, str) else value)}
+    return {**replace_values(plain, "", lambda key, value: sealed.sub(r"${\1}", value) if isinstance(value, str) else value)}, errors
 
 
-def _resolve(section: DictConfig, prefix: str, errors: list[ConfigError], *, keeps_missing: bool) -> dict[str, Any]:
+def _resolve(section: DictConfig, prefix: str, *, keeps_missing: bool) -> tuple[dict[str, Any], list[ConfigError]]:
     plain: dict[str, Any] = {}
+    errors: list[ConfigError] = []
     for name in section:
         key, path = str(name), f"{prefix}{name!s}"  # text, as JSON has it on its way to the other ranks
         if OmegaConf.is_missing(section, name):
@@ -61,12 +60,13 @@ def _resolve(section: DictConfig, prefix: str, errors: list[ConfigError], *, kee
         try:
             value = section[name]
             if isinstance(value, DictConfig):
-                plain[key] = _resolve(value, f"{path}.", errors, keeps_missing=keeps_missing)
+                plain[key], inner_errors = _resolve(value, f"{path}.", keeps_missing=keeps_missing)
+                errors += inner_errors
             else:
                 plain[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except OmegaConfBaseException as error:
             errors.append(ConfigError(key=path, happened=str(error).splitlines()[0], expected="an interpolation that resolves"))
-    return plain
+    return plain, errors
 
 
 @contextmanager

@@ -17,9 +17,8 @@ import yaml
 from ddp_train import checkpoint
 from ddp_train.cli.help import options
 from ddp_train.config import schema
-from ddp_train.config.check import _check_keys
+from ddp_train.config.check import merge
 from ddp_train.config.command.commands import COMMANDS
-from ddp_train.errors import ConfigError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.node import attempts, wire
 from ddp_train.rank.blame import _PEER_REPORTS_S
@@ -222,8 +221,7 @@ def wrong_word(word: str) -> str | None:
     if key in OFFERED and not {str(each) for each in given} <= {*OFFERED[key], "mine"}:
         return f"no option of {sorted(OFFERED[key])}"
     if section in schema.SECTIONS and "." in key and key in KEYS and not key.startswith(OPEN) and "," not in value:
-        errors: list[ConfigError] = []
-        _check_keys(schema.SECTIONS[section], {key.partition(".")[2]: yaml.safe_load(value)}, section, errors)
+        errors = merge(schema.SECTIONS[section], {key.partition(".")[2]: yaml.safe_load(value)}, section).errors
         return next((str(error) for error in errors if error.key == key), None)
     return None
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from ddp_train.config.resolve import resolve
 from ddp_train.config.targets.target import declares, name_in
-from ddp_train.errors import ConfigError
 from ddp_train.training.instantiate import instantiate
 from tests.config.test_config import command_line
 
@@ -33,11 +32,10 @@ NODE = {
 
 def test_objects_are_named_in_a_config_and_had_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WIDTH", "8")
-    errors: list[ConfigError] = []
     composed = OmegaConf.create({"model": NODE, "width": "${oc.env:WIDTH}", "again": "${model.act}"})
-    tree = resolve(composed, errors)
+    tree, errors = resolve(composed)
     assert (tree["model"], tree["width"], tree["again"], errors) == (NODE, "8", "${object:torch.nn.GELU}", [])
-    assert resolve(OmegaConf.create(tree), errors) == tree  # as a saved one is read again
+    assert resolve(OmegaConf.create(tree)) == (tree, [])  # as a saved one is read again
     assert instantiate(NODE, key="model").got == (torch.float16, nn.GELU, [nn.ReLU, nn.Tanh])
     assert name_in("text") is None
 
