@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NoReturn
 
-from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
+from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, TERMINATED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.node.registry import Came, Lost, Node, NodeEvent, Registry
 from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
@@ -264,9 +264,8 @@ class Attempts:
 
     def _code_of_stop(self) -> int:
         code = INTERRUPTED if self._stop_signal == signal.SIGINT else TERMINATED
-        if self._this_node.run_folder is None:
-            return PREEMPTED if code == TERMINATED else code
-        return exit_code_after_agent(self._this_node.run_folder, code, before=self.before)
+        folder = self._this_node.run_folder
+        return code if folder is None else exit_code_after_agent(folder, code, before=self.before)
 
     def _refuse(self, why: str) -> NoReturn:
         """Say in the run's folder that it cannot run on these machines, and end."""
