@@ -51,8 +51,7 @@ class DDP(Strategy):
         reduce_dtype: Literal["bfloat16", "float16"] | None = None,
         sync_batchnorm: bool = False,
     ) -> None:
-        self.graph_is_static = static_graph
-        self.clock = ExchangeClock()
+        self.graph_is_static, self.clock = static_graph, ExchangeClock()
         self._watched = set[nn.Parameter]()  # the first ones of what is wrapped, whose gradients mostly come last
         self._reduce_dtype, self._sync_batchnorm = reduce_dtype, sync_batchnorm
         self._ddp_options: dict[str, Any] = {
@@ -103,10 +102,7 @@ class DDP(Strategy):
         return is_ddp and bool(wrapped.gradient_as_bucket_view) and not wrapped.find_unused_parameters
 
     def _queue_clock(self, parameter: Tensor) -> None:
-        """Let torch call the clock at the end of this backward, before DDP waits: DDP queues its wait with the last gradient.
-
-        Where a step has no gradient for the module's first parameter, the clock is not called.
-        """
+        """Let torch call the clock at the end of this backward, before DDP waits: DDP queues its wait with the last gradient."""
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(self.clock.begin_in_backward)
 

@@ -187,8 +187,7 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     strategy = make_strategy(config.strategy)
     parts = _build_model(config, world, added, strategy, sources)
     if parts.forward_is_collective:
-        loss_module = as_loss_module(parts.trained_module.requires_grad_(False), parts.objective)
-        strategy.prepare(loss_module, world.device, world.size)  # in place
+        strategy.prepare(as_loss_module(parts.trained_module.requires_grad_(False), parts.objective), world.device, world.size)
     else:
         parts.trained_module.to(world.device)
     return parts

@@ -113,7 +113,7 @@ class _Search:
         self.short_rank = -1  # the first rank with too little memory for the size that was tried last
         to_come = memory_to_come(components, num_ranks=world.size)
         if not components.turns.by_name and components.strategy.zeroes_gradients_in_place(components.turns.plain.wrapped):
-            # They are in memory of its own, in addition to that of the tries.
+            # In addition to the memory of the tries.
             to_come -= sum(parameter.nbytes for parameter in components.trained_module.parameters() if parameter.requires_grad)
         self._reserved: Tensor | None = torch.empty(max(0, to_come), dtype=torch.uint8, device=world.device)
 
@@ -170,7 +170,7 @@ class _Search:
         micro_batch = components.train_loader.of_size(size)
         _ahead = [to_device(micro_batch.batch, world.device) for _ in range(2)]  # as many as a run has on a GPU (`loader.device_copy`)
         with batch_on(world.device, micro_batch) as batch:
-            for turn in components.turns:
+            for turn in components.turns.all:
                 with without_gradients_for(turn.others):
                     for _ in range(2 if size < self._most else 1):
                         with components.amp.autocast(world.device):

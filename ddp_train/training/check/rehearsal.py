@@ -31,7 +31,7 @@ def try_step(components: Components, world: World, micro_batch: MicroBatch | Non
     """Take forward and backward of a micro-batch so many times, of each turn; forget the gradients. Collective."""
     micro_batch = micro_batch or components.train_loader.peek()
     with batch_on(world.device, micro_batch) as batch:
-        for turn in times * [*components.turns]:
+        for turn in times * components.turns.all:
             components.optimizer.zero_grad(set_to_none=True)  # old gradients would keep the first buckets alive
             with without_gradients_for(turn.others):
                 with components.amp.autocast(world.device):

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from functools import partial
 from socket import gethostname
 from threading import Thread
@@ -198,10 +197,8 @@ class TimeRecord:
 
     def _listen(self) -> None:
         """Listen to what a step is at: its marks, the strategy's exchanges, the rank's phases."""
-        exchanges = ExchangeClock(around=partial(self.split.mark, Part.COMMUNICATION))
-        if not self._not_split:
-            exchanges = replace(exchanges, begin_in_backward=partial(self.split.switch, Part.COMMUNICATION))
-        self._components.strategy.set_clock(exchanges)
+        begin = (lambda: None) if self._not_split else partial(self.split.switch, Part.COMMUNICATION)
+        self._components.strategy.set_clock(ExchangeClock(around=partial(self.split.mark, Part.COMMUNICATION), begin_in_backward=begin))
         self._step_marks.listen(self.split.mark)
         self._services.phases.listen(self.split.enter_phase, is_first=True)  # before faults, whose time is that of the phase
 
@@ -236,7 +233,7 @@ class TimeRecord:
 
 def _hidden_exchange(components: Components) -> str:
     """Return what exchanges while forward and backward compute, so that no time of its own is known; "": nothing does."""
-    if any(isinstance(part, nn.SyncBatchNorm) for turn in components.turns for part in turn.wrapped.modules()):
+    if any(isinstance(part, nn.SyncBatchNorm) for turn in components.turns.all for part in turn.wrapped.modules()):
         return "batch norm of all ranks' samples"
     strategy = components.strategy
     return "" if strategy.exchange_is_timed or strategy.local_weights is not None else type(strategy).__name__

@@ -74,31 +74,27 @@ def without_gradients_for(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 class Turns:
-    """The turns of a step, as the strategy has wrapped them. `make` returns them anew, each time that it is called. Collective."""
+    """The turns of a step, as the strategy has wrapped them. `make` returns them, anew at each call. Collective."""
 
     def __init__(self, make: Callable[[], list[Turn]]) -> None:
         self._make = make
-        self._turns = make()
-
-    def __iter__(self) -> Iterator[Turn]:
-        return iter(self._turns)
+        self.all = make()
 
     @property
     def plain(self) -> Turn:
         """The only one, of an objective that takes no turns."""
-        (turn,) = self._turns
-        return turn
+        return self.all[0]
 
     @property
     def by_name(self) -> dict[str, Turn]:
         """Those of an objective whose parts take turns; {} for any other."""
-        return {turn.name: turn for turn in self._turns if turn.name is not None}
+        return {turn.name: turn for turn in self.all if turn.name is not None}
 
     def rewrap(self) -> None:
         """Let the strategy wrap the model again, because other parameters are trained now. Collective."""
-        self._turns = []
+        self.all = []
         gc.collect()  # the old one is in a reference cycle, and its hooks stay on the parameters as long as it lives
-        self._turns = self._make()
+        self.all = self._make()
 
 
 def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> list[Turn]:
@@ -219,7 +215,7 @@ class Components(EvaluationComponents):
     def turns_at(self, step: int) -> list[Turn]:
         """Return the turns of the step that comes after `step` steps, one at least of those that the objective has."""
         if not isinstance(self.objective, SupportsTurnsAt):
-            return list(self.turns)
+            return self.turns.all
         names, by_name = self.objective.turns_at(step), self.turns.by_name
         if not names or any(name not in by_name for name in names):
             happened = f"{type(self.objective).__name__}.turns_at({step}) gives {list(names)}"
