@@ -115,8 +115,8 @@ def test_an_argument_that_is_passed_on_in_vain_is_refused_with_its_key(key: str)
 
 def test_without_a_fact_an_argument_that_can_do_without_is_null() -> None:
     facts = {"vocab_size": 256, "context_length": 8}
-    node = {"_target_": "ddp_train.objective.language_modeling.LanguageModeling", "ignore_index": "auto"}
-    assert auto.answer({"objective": node}, facts) == {"objective.ignore_index": None}
+    values = {"_target_": "ddp_train.objective.language_modeling.LanguageModeling", "ignore_index": "auto"}
+    assert auto.answer({"objective": values}, facts) == {"objective.ignore_index": None}
 
 
 class OwnWord:
@@ -127,14 +127,14 @@ class OwnWord:
     ("section", "giver"), [("model", "the data"), ("objective", "the data"), ("scheduler", "the run"), ("metrics", "the run")]
 )
 def test_a_class_may_have_a_meaning_of_its_own_for_auto(section: str, giver: str) -> None:
-    node = {"_target_": "tests.unit.config.test_auto.OwnWord", "mode": "auto", "size": "auto"}
-    assert [*auto.find_unanswerable({section: node}, (section,))] == []
-    assert auto.answer({section: node}, {"step": 3}) == {}
-    assert auto.answer({section: node}, {"size": 3}) == {f"{section}.size": 3}
+    values = {"_target_": "tests.unit.config.test_auto.OwnWord", "mode": "auto", "size": "auto"}
+    assert [*auto.find_unanswerable({section: values}, (section,))] == []
+    assert auto.answer({section: values}, {"step": 3}) == {}
+    assert auto.answer({section: values}, {"size": 3}) == {f"{section}.size": 3}
     with pytest.raises(
         ConfigError, match=rf"{section}.width: is auto, and {giver} does not provide it\n.* a fact of {giver}; it has step=3"
     ):
-        auto.answer({section: {**node, "width": "auto"}}, {"step": 3})
+        auto.answer({section: {**values, "width": "auto"}}, {"step": 3})
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class Typed(nn.Module):
         self.got = dtype, act, parts
 
 
-NODE = {
+MODEL = {
     "_target_": f"{__name__}.Typed",
     "dtype": "${object:torch.float16}",
     "act": "${object:torch.nn.GELU}",
@@ -32,11 +32,11 @@ NODE = {
 
 def test_objects_are_named_in_a_config_and_had_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WIDTH", "8")
-    composed = OmegaConf.create({"model": NODE, "width": "${oc.env:WIDTH}", "again": "${model.act}"})
+    composed = OmegaConf.create({"model": MODEL, "width": "${oc.env:WIDTH}", "again": "${model.act}"})
     tree, errors = resolve(composed)
-    assert (tree["model"], tree["width"], tree["again"], errors) == (NODE, "8", "${object:torch.nn.GELU}", [])
+    assert (tree["model"], tree["width"], tree["again"], errors) == (MODEL, "8", "${object:torch.nn.GELU}", [])
     assert resolve(OmegaConf.create(tree)) == (tree, [])  # as a saved one is read again
-    assert instantiate(NODE, key="model").got == (torch.float16, nn.GELU, [nn.ReLU, nn.Tanh])
+    assert instantiate(MODEL, key="model").got == (torch.float16, nn.GELU, [nn.ReLU, nn.Tanh])
     assert name_in("text") is None
 
 

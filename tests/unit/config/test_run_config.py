@@ -96,7 +96,7 @@ class Crop:
     def __init__(self, size: int, padding: int = 0) -> None: ...
 
 
-NODE: dict[str, Any] = {
+DATA: dict[str, Any] = {
     "_target_": "my.Data",
     "root": "data",
     "reader": {"_target_": "my.Reader", "options": {"fast": True, "threads": 2}},
@@ -107,33 +107,33 @@ NODE: dict[str, Any] = {
 
 def test_groups_are_merged_and_lists_and_values_are_replaced() -> None:
     changes = {"root": "test", "reader": {"options": {"threads": 0}}, "scales": [1], "more": {"a": 1}}
-    assert data_config({"data": {**NODE, "eval": changes}}, "data.eval") == {
-        **NODE,
+    assert data_config({"data": {**DATA, "eval": changes}}, "data.eval") == {
+        **DATA,
         "root": "test",
         "reader": {"_target_": "my.Reader", "options": {"fast": True, "threads": 0}},
         "scales": [1],
         "more": {"a": 1},
     }
-    assert NODE["reader"]["options"]["threads"] == 2
+    assert DATA["reader"]["options"]["threads"] == 2
 
 
 def test_another_class_takes_over_what_it_has_by_name() -> None:
-    split = data_config({"data": {**NODE, "eval": {"transform": {"_target_": f"{__name__}.Resize"}}}}, "data.eval")
+    split = data_config({"data": {**DATA, "eval": {"transform": {"_target_": f"{__name__}.Resize"}}}}, "data.eval")
     assert split["transform"] == {"_target_": f"{__name__}.Resize", "size": 8}
-    assert split["reader"] == NODE["reader"]
+    assert split["reader"] == DATA["reader"]
 
 
 def test_a_set_with_a_target_of_its_own_is_whole_and_the_others_differ_from_the_training_data() -> None:
     whole = {"_target_": "my.Data", "root": "other"}
     sets = {"hard": {"root": "hard"}, "whole": whole, "gone": None}
-    tree = {"data": {**NODE, "eval": {"root": "test", "limit": 3}}, "evaluation": {"sets": sets}}
+    tree = {"data": {**DATA, "eval": {"root": "test", "limit": 3}}, "evaluation": {"sets": sets}}
     assert list(evaluation_sets(tree)) == ["data.eval", "evaluation.sets.hard", "evaluation.sets.whole"]
-    assert data_config(tree, "evaluation.sets.hard") == {**NODE, "root": "hard"}  # nothing of data.eval
+    assert data_config(tree, "evaluation.sets.hard") == {**DATA, "root": "hard"}  # nothing of data.eval
     assert data_config(tree, "evaluation.sets.whole") == whole
-    assert data_config(tree, "data.eval") == {**NODE, "root": "test", "limit": 3}
-    assert data_config(tree, "data") == NODE
+    assert data_config(tree, "data.eval") == {**DATA, "root": "test", "limit": 3}
+    assert data_config(tree, "data") == DATA
     assert [set_name(key) for key in evaluation_sets(tree)] == ["", "hard", "whole"]
-    assert evaluation_sets({"data": {**NODE, "eval": None}}) == {}
+    assert evaluation_sets({"data": {**DATA, "eval": None}}) == {}
 
 
 @pytest.mark.parametrize(

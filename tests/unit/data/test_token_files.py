@@ -67,6 +67,6 @@ def test_a_split_that_was_not_prepared_says_how_to_go_on(root):
 
 @pytest.mark.parametrize("changes", [{"context_length": 0}, {"stride": 0}])
 def test_a_senseless_argument_is_named(changes):
-    node = {"_target_": "ddp_train.data.token_files.TokenFiles", "root": "tokens", "context_length": 16, **changes}
-    (problem,) = check_target(node, "data")
+    config = {"_target_": "ddp_train.data.token_files.TokenFiles", "root": "tokens", "context_length": 16, **changes}
+    (problem,) = check_target(config, "data")
     assert problem.key == f"data.{next(iter(changes))}"

@@ -98,16 +98,16 @@ def case(name: str) -> tuple[nn.Module, Any, Any]:
 
 def model(name: str, outputs: int = CLASSES) -> nn.Module:
     classes = {} if name == "gpt" else {"num_classes": outputs}
-    made: nn.Module = instantiate({**node("model", name), **_SMALL[name], **classes}, key="model")
+    made: nn.Module = instantiate({**config_of("model", name), **_SMALL[name], **classes}, key="model")
     return made
 
 
 def objective(name: str, its_model: str = "", **changes: Any) -> Any:
     if name == "custom":
         return LossObjective(nn.CrossEntropyLoss(label_smoothing=0.1))
-    own = node("objective", name)
+    own = config_of("objective", name)
     if name == "distillation":
-        changes["teacher"] = {**node("model", its_model), **_SMALL[its_model], "num_classes": CLASSES}
+        changes["teacher"] = {**config_of("model", its_model), **_SMALL[its_model], "num_classes": CLASSES}
     known = {"ignore_index": None, "bytes_per_token": 4.0, "head": "head"}
     answers = {key: value for key, value in known.items() if own.get(key) == "auto"}
     return instantiate({**own, **answers, **changes}, key="objective")
@@ -118,7 +118,7 @@ def files(group: str) -> set[str]:
     return {path.stem for path in (CONF / group).glob("*.yaml")}
 
 
-def node(group: str, name: str) -> dict[str, Any]:
+def config_of(group: str, name: str) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
     own: dict[str, Any] = found.get(group, found)  # a file of several groups has each by its name
     return own

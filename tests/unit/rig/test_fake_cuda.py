@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_map_only
 
 from ddp_train.training.build.make import make_optimizer
-from tests.unit.rig.cases import NAMES, case, node
+from tests.unit.rig.cases import NAMES, case, config_of
 from tests.unit.rig.fake_gpu import CUDA, Moved, autocast, fake, on_a_gpu, onto_gpu
 
 TwoDevices = getattr(fake_tensor, "FakeTensorDeviceMismatchError", RuntimeError)  # which has a name of its own since 2.13
@@ -48,7 +48,7 @@ def test_the_host_waits_for_no_step_of_an_optimizer(name: str) -> None:
     model, *_ = case("mlp, classification")
     with on_a_gpu():
         onto_gpu(model, is_trained=True)
-        optimizer = make_optimizer(node("optimizer", name), model)
+        optimizer = make_optimizer(config_of("optimizer", name), model)
         for _ in range(2):  # the first makes the state
             for parameter in model.parameters():
                 parameter.grad = fake(parameter)

@@ -1,4 +1,4 @@
-"""What the run gives to nodes inside a node."""
+"""What the run gives to components within a component."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def rates(optimizer: Optimizer, schedule: Any) -> list[float]:
 
 def test_schedules_inside_a_schedule_have_the_same_optimizer() -> None:
     optimizer = sgd()
-    node = {"_target_": "torch.optim.lr_scheduler.SequentialLR", "_partial_": True, "schedulers": [LINEAR, DECAY], "milestones": [2]}
-    made = instantiate(node, key="scheduler", run_object=optimizer)
+    scheduler = {"_target_": "torch.optim.lr_scheduler.SequentialLR", "_partial_": True, "schedulers": [LINEAR, DECAY], "milestones": [2]}
+    made = instantiate(scheduler, key="scheduler", run_object=optimizer)
     assert isinstance(made, SequentialLR)
     assert all(each.optimizer is optimizer for each in (made, *made._schedulers))
     assert rates(optimizer, made) == [0.5, 0.75, 1.0, 0.5]
@@ -56,8 +56,8 @@ def test_schedules_inside_a_schedule_have_the_same_optimizer() -> None:
 def test_a_schedule_that_holds_one_which_waits_waits_too() -> None:
     optimizer = sgd()
     inner = {"_target_": "torch.optim.lr_scheduler.ChainedScheduler", "schedulers": [DECAY]}  # needs no optimizer itself
-    node = {"_target_": "torch.optim.lr_scheduler.ChainedScheduler", "_partial_": True, "schedulers": [LINEAR, inner]}
-    made = instantiate(node, key="scheduler", run_object=optimizer)
+    scheduler = {"_target_": "torch.optim.lr_scheduler.ChainedScheduler", "_partial_": True, "schedulers": [LINEAR, inner]}
+    made = instantiate(scheduler, key="scheduler", run_object=optimizer)
     assert isinstance(made, ChainedScheduler)
     assert rates(optimizer, made) == [0.5, 0.375, 0.25, 0.125]
 

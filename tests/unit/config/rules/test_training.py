@@ -1,4 +1,4 @@
-"""Our keys inside the nodes of optimizer and scheduler: what they must be is said before any process starts."""
+"""Our keys inside the configs of optimizer and scheduler: what they must be is said before any process starts."""
 
 from __future__ import annotations
 

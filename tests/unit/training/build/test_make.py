@@ -22,7 +22,7 @@ from tests.unit.checkpoint.states import assert_same_state
 from tests.unit.parts import checked, components, saved, trainer
 
 
-def node(kind: type) -> dict[str, Any]:
+def config(kind: type) -> dict[str, Any]:
     return {"_target_": f"{__name__}.{kind.__name__}"}
 
 
@@ -48,13 +48,13 @@ def test_a_writer_without_close_is_refused_when_it_is_made() -> None:
     with pytest.raises(
         ConfigError, match=r"(?s)metrics\.mine\._target_: gave a Open, which lacks close.*ddp_train\.interfaces\.MetricWriter"
     ):
-        make_writers({"mine": node(Open)}, facts)
+        make_writers({"mine": config(Open)}, facts)
 
 
 def test_a_strategy_without_prepare_is_refused_and_one_with_it_is_adapted() -> None:
-    assert isinstance(make_strategy(node(Whole)), Strategy)
+    assert isinstance(make_strategy(config(Whole)), Strategy)
     with pytest.raises(ConfigError, match=r"strategy\._target_: gave a Open, which lacks prepare"):
-        make_strategy(node(Open))
+        make_strategy(config(Open))
 
 
 class Misspelt:
@@ -90,11 +90,11 @@ def test_a_method_that_is_named_as_an_event_and_is_none_is_refused(kind: type, w
     with pytest.raises(ConfigErrors, match=rf"callbacks\.mine\._target_: {__name__}\.{kind.__name__} {said}"):
         checked(f"+callbacks.mine._target_={__name__}.{kind.__name__}")
     with pytest.raises(ConfigError, match=rf"callbacks\.mine\._target_: gave a {kind.__name__}, which {said}"):
-        make_callbacks({"mine": node(kind)})
+        make_callbacks({"mine": config(kind)})
 
 
 def test_another_method_of_a_callback_is_its_own() -> None:
-    assert isinstance(make_callbacks({"mine": node(Helped)})["mine"], Helped)
+    assert isinstance(make_callbacks({"mine": config(Helped)})["mine"], Helped)
 
 
 DEEP = ["model.depth=3", "trainer.max_steps=3", "scheduler=warmup_linear"]

@@ -197,9 +197,9 @@ def test_a_run_that_was_stopped_takes_no_step_when_it_is_continued() -> None:
     training.state.step, training.state.early_end = 2, EarlyEnd.at("diary", "done", {})
     assert training.train()
     assert ("step", 3) not in diary.events
-    nodes = {"diary": {"_target_": "x", "patience": 3}}
-    stopped = EarlyEnd.at("diary", "done", nodes)
-    assert stopped.holds(nodes) and not stopped.holds({}) and not stopped.holds({"diary": {"_target_": "x", "patience": 4}})
+    configs = {"diary": {"_target_": "x", "patience": 3}}
+    stopped = EarlyEnd.at("diary", "done", configs)
+    assert stopped.holds(configs) and not stopped.holds({}) and not stopped.holds({"diary": {"_target_": "x", "patience": 4}})
 
 
 def test_an_exception_names_the_callback() -> None:
