@@ -45,7 +45,7 @@ class Trainer:
         save      when it is due: after the evaluation, which may be one of the best, and after the losses were judged
         stop      if it was asked for, with everything saved that continuing needs
 
-    A `Rewind` that `monitor` raises leads back to a checkpoint.
+    A `Rewind` that `monitor` raises leads back to a checkpoint. What trains or evaluates returns False where a stop came first.
     """
 
     components: Components
