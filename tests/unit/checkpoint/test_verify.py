@@ -47,7 +47,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "manifest.json is missing": lambda path: (path / "manifest.json").unlink(),
     "manifest.json is damaged": lambda path: flip(path / "manifest.json"),
     "manifest.json cannot be read": lambda path: forge(path, files=3),
-    "manifest.json is of format 5": lambda path: forge(path, format=5),
+    "manifest.json is of format 99": lambda path: forge(path, format=99),
     "300000000 ranks at step 2 do not leave 1 files": lambda path: forge(path, world_size=300_000_000),
     "0 ranks at step 2 do not leave": lambda path: forge(path, world_size=0),
     "-1 ranks at step 2 do not leave": lambda path: forge(path, world_size=-1),
