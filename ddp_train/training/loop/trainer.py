@@ -205,7 +205,7 @@ class Trainer:
             "lr": float(components.scheduler.get_last_lr()[0]),
             "grad_norm": reading.grad_norm,
             "step_ms": 1e3 * elapsed / window.steps,
-            "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
+            "data_wait_ms": 1e3 * reading.data_wait_s / window.steps,
         }
         num_units = reading.num_units[-window.steps :]  # by this process, whose clock it is
         values |= components.throughput.values(samples=window.samples, num_units=num_units, seconds=elapsed, memory=memory.sums)

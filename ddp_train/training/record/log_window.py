@@ -31,6 +31,7 @@ class Reading:
     grad_norm: float | None = None  # of the newest step
     turn_totals: dict[str, list[float]] = field(default_factory=dict)  # of each turn: its part of `totals`
     skipped_samples: int = 0
+    data_wait_s: float = 0.0  # of the rank that waited for its data the longest
 
 
 class LogWindow:
@@ -63,7 +64,7 @@ class LogWindow:
 
     def _start(self) -> None:
         self.steps = self.samples = 0  # since this process began the window, for the time of a step
-        self.data_wait_s = 0.0
+        self._data_wait_s = 0.0
         self.started = time.perf_counter()  # and later by as much as is `excluded`
 
     def reset(self) -> None:
@@ -91,7 +92,7 @@ class LogWindow:
 
     def add_data(self, *, wait_s: float, num_skipped: int) -> None:
         """Count what the micro-batches of a step took: seconds of waiting, and the samples of this rank that were skipped."""
-        self.data_wait_s += wait_s
+        self._data_wait_s += wait_s
         self._skipped += num_skipped
 
     def end_step(self, num_units: float | Tensor, *, samples: int, norm: Tensor | None = None) -> None:
@@ -110,6 +111,7 @@ class LogWindow:
         world = reduction.world
         num_steps = len(self._num_units)
         skipped = reduction.add([self._skipped])
+        waits = reduction.add(self._data_wait_s if rank == world.rank else 0.0 for rank in range(world.size))
         losses = reduction.add_tensors([self._losses.values[:num_steps]])
         turn_losses = {turn: reduction.add_tensors([column.values[:num_steps]]) for turn, column in self._turn_losses.items()}
         on_device = [number for number in self._num_units if isinstance(number, Tensor)]
@@ -131,6 +133,7 @@ class LogWindow:
             grad_norm=next(iter(over_ranks(newest_square)), None),
             turn_totals={turn: group.sums for turn, group in turn_losses.items()},
             skipped_samples=int(skipped.sums[0]),
+            data_wait_s=max(waits.sums),
         )
 
     def turns_of(self, index: int) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ddp_train.distributed.world import alone
+from ddp_train.distributed.world import World, alone
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record import log_window
 from ddp_train.training.record.log_window import LogWindow
@@ -50,6 +51,17 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
     assert readings[0].turn_totals["first"] == [2.0 * step for step in range(150)]
     new.reset()
     assert new.to_saved() == WindowSums(turns={"first": []})
+
+
+def test_the_wait_for_data_is_that_of_the_rank_that_waits_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[Tensor]()
+    monkeypatch.setattr(World, "sum", lambda world, values: sent.append(values.clone()) or torch.stack(sent).sum(0))
+    for rank, wait_s in ((1, 3.0), (0, 1.0)):
+        window, reduction = LogWindow(torch.device("cpu")), Reduction(replace(alone(), rank=rank, size=2))
+        window.begin_step()
+        window.end_step(1, samples=1)
+        window.add_data(wait_s=wait_s, num_skipped=0)
+        assert window.read(reduction).data_wait_s == 3.0
 
 
 def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
