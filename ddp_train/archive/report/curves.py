@@ -22,7 +22,7 @@ AXES = ("step", "samples", "epoch", "time")
 _MAX_AXIS = 400  # points of an axis
 _MAX_EVENTS = 300  # as marks
 _MAX_COLUMNS, _MAX_RANKS = 100, 64  # of the time split
-_EVENT_VALUES = ("loss", "grad_norm", "zscore", "from_step", "rank", "host", "cause", "ratio", "share")
+_EVENT_VALUES = ("loss", "grad_norm", "zscore", "from_step")
 
 
 def thin(values: Floats, most: int) -> NDArray[np.int64]:
@@ -78,6 +78,7 @@ def marks_of(run: ArchivedRun, attempts: Sequence[AttemptTimes]) -> list[dict[st
     for event in run.events[:_MAX_EVENTS]:
         facts = {name: event[name] for name in _EVENT_VALUES if event.get(name) is not None}
         values = [f"{name} {fact:.6g}" if isinstance(fact, float) else f"{name} {fact}" for name, fact in facts.items()]
+        values += [str(event["text"])] if "text" in event else []
         if isinstance(ids := event.get("sample_ids"), list):
             values.append(f"samples {', '.join(map(str, ids[:8]))}{' ...' if len(ids) > 8 else ''}")
         marks.append((str(event.get("kind") or event.get("event")), event.get("step"), ", ".join(values)))
@@ -93,10 +94,7 @@ def marks_of(run: ArchivedRun, attempts: Sequence[AttemptTimes]) -> list[dict[st
 
 
 def time_split_of(attempts: Sequence[AttemptTimes], *, cells: int) -> dict[str, Any] | None:
-    """Return the parts of a run's time, thinned by summing neighbouring records; None: it measured none.
-
-    `cells`: the largest number of values: columns x ranks x parts.
-    """
+    """Return the parts of a run's time, neighbours summed to at most `cells` values, columns x ranks x parts; None: it measured none."""
     goodput, spans = goodput_of(attempts), [span for attempt in attempts for span in attempt.spans if span.ranks]
     if goodput is None or not spans:
         return None

@@ -20,8 +20,7 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 62, 426, 20, 240  # of the figure, a
 _LINE = 16  # of text
 _MAX_POINTS = 600
 
-Curve = Sequence[tuple[int, float | None]]
-"""Values by step; None: one that was not finite."""
+Curve = Sequence[tuple[int, float | None]]  # values by step; None: one that was not finite
 
 
 def write_figures(shown: Sequence[Shown], folder: Path) -> list[Path]:
@@ -74,10 +73,7 @@ def figure_of(metric: str, groups: Mapping[str, Sequence[Curve]]) -> str:
 
 
 def _mean(curves: Sequence[Curve]) -> tuple[Floats, Floats, Floats]:
-    """Return steps, the mean of the runs that have come so far, and half its 95 % interval, 0 for one run.
-
-    Where a run has NaN, the mean is NaN.
-    """
+    """Return steps, the mean of the runs that have come so far (NaN where one has NaN), and half its 95 % interval, 0 for one run."""
     tables = [np.array(curve, dtype=np.float64) for curve in curves if len(curve) > 1] or [np.full((2, 2), np.nan)]
     steps = max(tables, key=len)[:, 0]
     values = np.ma.masked_equal([np.interp(steps, table[:, 0], table[:, 1], left=np.inf, right=np.inf) for table in tables], np.inf)

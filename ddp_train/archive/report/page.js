@@ -89,7 +89,7 @@
     S.run = Math.min(Math.max(0, S.run | 0), runs.length - 1);
     S.vs = Math.min(Math.max(0, S.vs | 0), runs.length - 1);
     S.s = Math.min(Math.max(0, S.s), 0.99);
-    const known = { x: axisWords, t: HUES, heat: PARTS };
+    const known = { x: axisWords, t: HUES, heat: { ...PARTS, compute: 0 } };
     for (const name of Object.keys(known)) if (!Object.hasOwn(known[name], S[name])) S[name] = DEFAULTS[name];
     S.b = S.b.split(";").filter((part) => { // a link may be cut
       const [name, low, high] = part.split("~");
@@ -1024,10 +1024,8 @@
       [0, 0.25, 0.5, 0.75, 1].map((f) => svg("text", { class: "tick", x: LEFT + f * width, y: H1 + 26, "text-anchor": f === 0 ? "start"
         : f === 1 ? "end" : "middle" },
         fmt(Math.round(t.steps[0] - t.taken[0] + f * (t.steps[C - 1] - t.steps[0] + t.taken[0]))))));
-      const own = ["data", "forward", "backward", "optimizer", "other"].map((p) => t.parts.indexOf(p)).filter((n) => n >= 0);
-      const value = (c, k) => { const at = (p) => by[(c * R + k) * P + p];
-        return (S.heat === "own" ? own.reduce((a, p) => a + at(p), 0) : at(Math.max(0, t.parts.indexOf(S.heat)))) / Math.max(1,
-          t.taken[c]); };
+      const compute = ["forward", "backward", "optimizer", "other"], summed = { own: ["data", ...compute], compute }[S.heat] ?? [S.heat];
+      const value = (c, k) => summed.reduce((a, p) => a + by[(c * R + k) * P + t.parts.indexOf(p)], 0) / Math.max(1, t.taken[c]);
       const cells = Array.from({ length: C }, (_, c) => Array.from({ length: R }, (_, k) => value(c, k)));
       const flat = cells.flat().sort((a, b) => a - b), high = flat[Math.floor(0.98 * (flat.length - 1))] || flat.at(-1) || 1;
       const rowHeight = Math.max(5, Math.min(22, 260 / R));
@@ -1039,7 +1037,7 @@
           if (k < 0 || k >= R) return hideTip();
           const middle = [...cells[c]].sort((a, b) => a - b)[Math.floor(R / 2)];
           showTip(e.clientX, e.clientY, h("div", { class: "at" }, `rank ${t.ranks[k]}${host(k)}, ${range(c)}`),
-            h("div", {}, `${S.heat === "own" ? "own work" : S.heat}: ${duration(cells[c][k])} a step`),
+            h("div", {}, `${S.heat === "own" ? "own time" : S.heat}: ${duration(cells[c][k])} a step`),
               h("div", {}, `${fmt(cells[c][k] / (middle || 1), 3)} x the median of the ranks`));
         }, onmouseleave: hideTip },
       cells.map((column, c) => column.map((v, k) => svg("rect",
@@ -1061,10 +1059,13 @@
         h("div", { class: "legend" }, t.parts.map((p, n) => [p, sums[n]]).filter(([, v]) => v > 0)
           .map(([p, v]) => h("span", {}, swatch(partHue(p)), `${p} ${percent(v / total)}`)))),
         h("div", { class: "panel" }, h("div", { class: "tools" }, h("h3", {}, "By rank"),
-          select("part", [["own", "own work (without waiting)"], ...t.parts.map((p) => [p, p])], S.heat, (v) => set({ heat: v })),
+          select("part", [["own", "own time: data and compute"], ["compute", `compute: ${compute.join(", ")}`],
+            ...t.parts.map((p) => [p, p])], S.heat, (v) => set({ heat: v })),
           h("span", { class: "note" }, "0"), h("i", { class: "ramp",
             style: `background:linear-gradient(90deg,${RAMP[theme()].join(",")})` }),
-              h("span", { class: "note" }, `${duration(high)} a step`)), heat),
+              h("span", { class: "note" }, `${duration(high)} a step`)), heat,
+          r.marks.filter((m) => m.kind.startsWith("slow_rank")).slice(-8).map((m) =>
+            h("p", { class: "note slow" }, `step ${fmt(m.step)}: ${m.text}`))),
         reasons.length ? h("p", { class: "note" }, `${reasons.join("; ")}.`) : "");
     });
   } else section("time", "Where the time went", runs.some((r) => r.step)

@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, metadata
@@ -73,17 +74,11 @@ def collect(folders: Sequence[Path]) -> list[Shown]:
     if len(folders) > 1:
         keys += [key_of(word) for row in rows for word in shlex.split(row["typed"] or "")]
     keys = telling_keys(rows, keys, most=_MAX_KEYS if len(folders) > 1 else 1)
-    return [
-        Shown(
-            run=run,
-            name=os.path.relpath(run.root.absolute(), parent),
-            values={key: row.get(key) for key in keys},
-            group=number,
-            label=names[number],
-            counts=row["folder"] in counted,
-        )
-        for run, row, number in zip(runs, rows, numbers, strict=True)
-    ]
+    shown = []
+    for run, row, number in zip(runs, rows, numbers, strict=True):
+        name, values = os.path.relpath(run.root.absolute(), parent), {key: row.get(key) for key in keys}
+        shown.append(Shown(run=run, name=name, values=values, group=number, label=names[number], counts=row["folder"] in counted))
+    return shown
 
 
 def page(shown: Sequence[Shown], *, title: str, reload_s: int = 0) -> str:
@@ -163,10 +158,9 @@ def importance_of(values: Sequence[Mapping[str, Any]], metrics: Sequence[float |
     Source: Watanabe et al. 2023, arXiv:2304.10255 (PED-ANOVA).
     """
     counted = [(row, metric) for row, metric in zip(values, metrics, strict=True) if metric is not None]
-    try:
+    is_installed = False
+    with suppress(metadata.PackageNotFoundError):
         is_installed = tuple(map(int, metadata.version("optuna").split(".")[:2])) >= (3, 6)  # to import an older one takes a second
-    except metadata.PackageNotFoundError:
-        is_installed = False
     if not is_installed or len(counted) < _LEAST_RUNS:
         return {}
     optuna: Any = import_module("optuna")

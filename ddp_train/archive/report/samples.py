@@ -66,10 +66,7 @@ def _calibration(target: NDArray[Any], prediction: NDArray[Any], probability: ND
 
 
 def shown_by(run: ArchivedRun, *, max_bytes: int) -> list[dict[str, Any]]:
-    """Return the images and texts of a run's callbacks: for each name its steps, and an image or a text for each.
-
-    Steps are left out evenly until all is within `max_bytes`; the first and the last one stay.
-    """
+    """Return the images and texts of a run's callbacks by name, of evenly chosen steps with the first and the last, within `max_bytes`."""
     found, counts = dict[str, dict[int, str]](), Counter[str]()
     paths = sorted(run.root.glob("tensorboard/**/events.out.tfevents.*")) if run.config.get("callbacks") else []
     for name, step, text in (entry for path in paths for entry in _read_events(path) if len(entry[2]) <= max_bytes):

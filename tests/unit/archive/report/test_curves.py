@@ -69,6 +69,21 @@ def test_a_long_run_s_axes_are_short_and_end_with_it(tmp_path: Path) -> None:
     }
 
 
+def test_a_mark_of_a_slow_rank_says_which_one_where_and_why(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    event = {
+        "kind": "slow_rank",
+        "step": 30,
+        "rank": 1,
+        "host": "b",
+        "cause": "compute",
+        "ratio": 1.5,
+        "text": "rank 1 on b by its compute",
+    }
+    write_lines(run / "events.jsonl", [event])
+    assert marks_of(ArchivedRun(run), []) == [{"kind": "slow_rank", "step": 30, "text": "rank 1 on b by its compute"}]
+
+
 def test_a_run_s_curves_and_marks(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nans=(5,))
     (run / "failure.1.json").write_text(

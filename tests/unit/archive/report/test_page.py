@@ -226,7 +226,21 @@ def test_marks_goodput_and_the_heat_map_are_there(browser: Browser, one: Path) -
     left, top, width, height = browser.box("#time svg:last-of-type[aria-label*='by rank']")
     browser.move(left + 0.9 * width, top + 0.4 * height)
     text = browser.run("document.querySelector('.tip').textContent")
-    assert "rank 1 on b" in text and "0.76 s a step" in text
+    assert "rank 1 on b" in text and "own time: 0.76 s a step" in text
+
+
+def test_a_slow_rank_is_named_below_the_map_and_its_compute_can_be_chosen(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    event = {"kind": "slow_rank", "step": 30, "rank": 1, "host": "b", "cause": "compute", "text": "rank 1 on b by its compute: look at it"}
+    write_lines(run / "events.jsonl", [event])
+    browser.open(write_page(tmp_path / "report.html", run))
+    assert browser.run("document.querySelector('#time p.slow').textContent") == "step 30: rank 1 on b by its compute: look at it"
+    parts = browser.run("[...document.querySelectorAll('#time label:has(select) option')].map(e => e.textContent)")
+    assert parts[:3] == ["own time: data and compute", "compute: forward, backward, optimizer, other", "data"]
+    browser.open(tmp_path / "report.html", fragment="#heat=compute")
+    left, top, width, height = browser.box("#time svg:last-of-type[aria-label*='by rank']")
+    browser.move(left + 0.9 * width, top + 0.4 * height)
+    assert "compute: 0.75 s a step" in browser.run("document.querySelector('.tip').textContent")
 
 
 def test_predictions_are_those_that_were_saved(browser: Browser, one: Path) -> None:
