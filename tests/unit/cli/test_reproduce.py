@@ -11,6 +11,8 @@ import pytest
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.cli.reproduce import _changes, _export, _paths, _run_again, reproduce
 from ddp_train.errors import ConfigError
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
 from tests.fake_runner import FakeRunner
 from tests.unit.archive.test_reproduction import begun
 from tests.unit.cli.runs import a_run
@@ -93,6 +95,32 @@ def test_a_run_that_is_only_queued_is_not_called_done(
     assert _run_again(run, "run", [], []) == 1
     assert [ArchivedRun(path.parent).reproduces for path in Path("outputs").rglob("notes.json")] == ["run"]
     assert "not compared, as it is not done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("loss", "code", "verdict"), [(0.5, 0, "the same losses bit for bit: 1 "), (0.6, 1, "the losses differ from step 7 on")]
+)
+def test_the_last_line_is_the_verdict(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], loss: float, code: int, verdict: str
+) -> None:
+    (project / "a.py").write_text("1\n")
+    run = begun(tmp_path / "run")
+    a_run(run.root)
+    record = {"split": "train", "step": 7, "loss": 0.5}
+    run.folder.metrics.write_text(json.dumps(record))
+
+    def train(command: list[str], **how: object) -> tuple[int, dict[str, str]]:
+        new = RunFolder(Path(command[-1]))
+        new.environment.write_text(json.dumps({**run.environment, "packages": {"numpy": "9"}}))
+        new.metrics.write_text(json.dumps({**record, "loss": loss}))
+        Result(status=Status.COMPLETED, step=7).write(new.result)
+        return 0, {}
+
+    monkeypatch.setattr("ddp_train.cli.reproduce.run_command", train)
+    monkeypatch.chdir(tmp_path)
+    assert _run_again(run, "run", [], []) == code
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-1].startswith(verdict) and "differed in this run:" in shown
 
 
 def test_a_check_reads_the_kept_code(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
