@@ -78,8 +78,7 @@ class ArchivedRun:
     @property
     def commit(self) -> str:
         """The commit that it was started from, with a word on changes; "": not known, or no repository."""
-        commits = [f"{code.commit}{', with changes: code.tar.gz' if code.changed else ''}" for code in self.code[:1] if code.commit]
-        return "".join(commits)
+        return "".join(f"{code.commit}{', with changes: code.tar.gz' if code.changed else ''}" for code in self.code[:1] if code.commit)
 
     @cached_property
     def result(self) -> Result | None:

@@ -1,4 +1,4 @@
-"""Which runs, or which of their checkpoints, can be removed, and removing them: no rule keeps them, and nothing works on them."""
+"""Which runs, or which of their checkpoints, can be removed, why the others stay, and removing them."""
 
 from __future__ import annotations
 
@@ -31,37 +31,42 @@ class Removal:
     path: Path  # the run folder, or its checkpoints
     sweep: Path | None  # that the run is a job of
     bytes: int
-    used_by: str  # a run that stays and has a path into this one in its configuration, so that this one stays, too; "": none
+    stays: str  # why it is not removed; "": it can be
 
 
-def kept(index: Index, rules: Sequence[str]) -> set[str]:
-    """Return the folders that rules keep: `best=N` and `last=N` of each name, `tagged`, `where=SQL`. Raises ConfigError: another rule."""
-    folders = set[str]()
+def kept(index: Index, rules: Sequence[str]) -> dict[str, str]:
+    """Return the rule that keeps each folder: `best=N`, `last=N` of each name, `tagged`, `where=SQL`. Raises ConfigError: another one."""
+    rule_of = dict[str, str]()
     for rule in rules:
         kind, _, value = rule.partition("=")
         if kind in ("best", "last") and value.isdigit():
             groups = defaultdict[Any, list[str]](list)
             for row in index.rows(sort="best", where="best IS NOT NULL AND reproduces IS NULL") if kind == "best" else index.rows():
                 groups[row["name"], row["metric"] if kind == "best" else ""].append(row["folder"])
-            folders.update(*(group[: int(value)] for group in groups.values()))
+            folders = [folder for group in groups.values() for folder in group[: int(value)]]
         elif rule == "tagged" or (kind == "where" and value):
-            folders.update(row["folder"] for row in index.rows(where=value or "tags != ''"))
+            folders = [row["folder"] for row in index.rows(where=value or "tags != ''")]
         else:
             raise ConfigError(happened=f"--keep={rule}", expected="best=N, last=N, tagged or where=SQL", fix="--keep=best=2 --keep=tagged")
-    return folders
+        rule_of |= dict.fromkeys(folders, f"--keep={rule}")
+    return rule_of
 
 
 def removals(index: Index, *, where: str, rules: Sequence[str], only_checkpoints: bool) -> list[Removal]:
-    """Return the removable parts of an index's runs: of none that a rule keeps, that waits or runs, or that may be no run."""
-    keep, found = kept(index, rules), []
-    ended = [row for row in index.rows(where=where) if row["status"] not in (Status.QUEUED, Status.RUNNING)]
-    rows = [row for row in ended if row["folder"] not in keep and not (row["sweep"] and folder_lock.is_locked(Path(row["sweep"])))]
-    runs = {run: row for row in rows if _is_run_alone(run := Path(row["folder"]), index.roots)}
-    users = _users(runs, index.roots)
-    for run, row in runs.items():
+    """Return what an index's runs, or their checkpoints, are as removals, also of those that stay."""
+    keep, found, rows = kept(index, rules), [], {Path(row["folder"]): row for row in index.rows(where=where)}
+    stays = {
+        run: keep.get(row["folder"])
+        or (f"it is {row['status']}" if row["status"] in (Status.QUEUED, Status.RUNNING) else "")
+        or ("its sweep is running" if row["sweep"] and folder_lock.is_locked(Path(row["sweep"])) else "")
+        or ("" if _is_run_alone(run, index.roots) else "you are in it, or it holds more than a run")
+        for run, row in rows.items()
+    }
+    stays |= _users([run for run, why in stays.items() if not why], index.roots)
+    for run, row in rows.items():
         path, sweep = RunFolder(run).checkpoints if only_checkpoints else run, Path(row["sweep"]) if row["sweep"] else None
         if size := size_of(path):
-            found.append(Removal(run=run, path=path, sweep=sweep, bytes=size, used_by=users.get(run, "")))
+            found.append(Removal(run=run, path=path, sweep=sweep, bytes=size, stays=stays[run]))
     return found
 
 
@@ -77,7 +82,7 @@ def _is_run_alone(root: Path, given: Iterable[Path]) -> bool:
 
 
 def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:
-    """Return those of `runs` that a run which stays has a path into, in its configuration, each with that one; what is used stays, too."""
+    """Name for each of `runs` a run that stays and has a path into it in its configuration: what is used stays, too."""
     real = {Path(os.path.realpath(run)): run for run in runs}
     above = [place for root in roots for place in (root.absolute(), *root.absolute().parents)]
     starts = [Path.cwd(), *above]  # paths are relative to one of them, also when all has moved
@@ -98,14 +103,11 @@ def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:
         for used in uses[user] - used_by.keys():
             used_by[used] = user
             staying.append(used)
-    return {real[run]: os.path.relpath(user) for run, user in used_by.items()}
+    return {real[run]: f"{os.path.relpath(user)} uses it" for run, user in used_by.items()}
 
 
 def carry_out(found: Sequence[Removal]) -> list[str]:
-    """Remove it, each run while its folder and its sweep's are locked; a sweep forgets the jobs that are gone.
-
-    Return the paths that could not be removed, and why.
-    """
+    """Remove what was found, each run while its folder and its sweep's are locked; return the runs that could not be removed, and why."""
     failed = list[str]()
     for removal in found:
         aside = removal.path.with_name(f"{removal.path.name}.removed")

@@ -29,13 +29,13 @@ class Difference:
 class Comparison:
     runs: list[str]  # their folders
     differences: dict[str, list[Difference]]  # config, code, data, environment
-    results: dict[str, list[dict[str, Any]]]  # metric -> last, best and best_step of each run, and last's difference to the first run
+    results: dict[str, list[dict[str, Any]]]  # metric, and seconds -> last, best, best_step of each run, last's difference to the first run
 
 
 def compare(runs: Sequence[ArchivedRun]) -> Comparison:
     """Compare two or more runs; the first is the one that the others are compared with."""
     subjects: dict[str, Callable[[ArchivedRun], dict[str, Any]]] = {
-        "config": lambda run: dict(leaves(run.config)),
+        "config": lambda run: dict(leaves(run.config, in_lists=False)),
         "code": _code,
         "data": lambda run: run.data_identity,
         "environment": environment_facts,
@@ -51,7 +51,7 @@ def compare(runs: Sequence[ArchivedRun]) -> Comparison:
             if any(value != known[0] for value in known):
                 came = [origin(name) if subject == "config" else "" for origin in origins]
                 differences[subject].append(Difference(name=name, values=values, origins=came))
-    metrics = dict.fromkeys([*(run.headline["metric"] for run in runs), *sorted({name for run in runs for name in run.last})])
+    metrics = dict.fromkeys([*(run.headline["metric"] for run in runs), *sorted({name for run in runs for name in run.last}), "seconds"])
     results = {metric: [_result(run, runs[0], metric) for run in runs] for metric in metrics}
     return Comparison(runs=[str(run.root) for run in runs], differences=differences, results=results)
 
@@ -92,12 +92,12 @@ def origin_of(run: ArchivedRun) -> Callable[[str], str]:
 def _code(run: ArchivedRun) -> dict[str, Any]:
     """Return the commits of a run's code, and the files that no commit has by names and hash; an engine's copy has all files."""
     facts = dict[str, Any]()
-    if commits := sorted({code.commit for code in run.code if code.commit}):
+    if commits := sorted({code.commit[:12] for code in run.code if code.commit}):
         facts["commits"] = ", ".join(commits)
     if run.code:
         kept = {name: text for code in run.code for name, text in {**dict.fromkeys(code.changed, "deleted"), **code.kept}.items()}
         digest = hashlib.sha256(repr(sorted(kept.items())).encode()).hexdigest()[:8]
-        facts["files that no commit has" if commits else "files"] = f"{join_few(sorted(kept), 4)} ({digest})"
+        facts["files that no commit has" if commits else "files"] = f"({digest}) {join_few(sorted(kept), 4)}" if kept else "none"
     return facts
 
 
@@ -112,6 +112,7 @@ def environment_facts(run: ArchivedRun) -> dict[str, Any]:
 
 
 def _result(run: ArchivedRun, first: ArchivedRun, metric: str) -> dict[str, Any]:
-    last, other, best = run.last.get(metric), first.last.get(metric), run.best.get(metric) or {}
+    last, other = (each.last.get(metric) if metric != "seconds" else getattr(each.result, metric, None) for each in (run, first))
+    best = run.best.get(metric) or {}
     difference = last - other if isinstance(last, (int, float)) and isinstance(other, (int, float)) else None
     return {"last": last, "difference": difference, "best": best.get("value"), "best_step": best.get("step")}

@@ -47,8 +47,7 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[RunGroup]:
         members.setdefault((row["metric"], *settings_of(row)), {}).setdefault(repeat, {})[row["folder"]] = row
     counted = [[[*same.values()][-1] for same in group.values()] for group in members.values()]
     first = [group[0] for group in counted]
-    differing = [name for name in telling_keys(first, []) if name not in COLUMNS]
-    groups = []
+    differing, groups = telling_keys(first, []), list[RunGroup]()
     for row, label, every, group in zip(first, labels(first), members.values(), counted, strict=True):
         ranked = sorted(group, key=lambda row: row["last"], reverse=row["goal"] == "max")
         values, folders = [row["last"] for row in ranked], [row["folder"] for row in ranked]

@@ -46,9 +46,6 @@ _SHOWN = ("folder", "status", "metric", "best", "last", "steps", "tags")  # in a
 _MAX_ROWS, _MAX_CURVES = 50, 6
 _MANY_RUNS = 200  # to read: a person at a terminal sees how far it is
 
-Kept = dict[str, tuple[str, str]]
-"""stamp -> what was read of a run, as JSON: its columns, and the keys of its configuration with its metrics."""
-
 
 class _Found(NamedTuple):
     """A run folder as the file system shows it."""
@@ -77,10 +74,7 @@ class Index:
         return int(self._database.execute("SELECT count(*) FROM runs").fetchone()[0])
 
     def rows(self, *, where: str = "", sort: str = "", limit: int = 0) -> list[dict[str, Any]]:
-        """Return runs as rows, each with the columns, the keys of its configuration and its metrics by name.
-
-        The arguments are those of `runs`. Raises ConfigError: where or sort cannot be understood.
-        """
+        """Return runs as dicts of columns, keys and metrics; arguments as of `runs`. Raises ConfigError: where or sort is wrong."""
         key, down = sort.removeprefix("-"), "DESC" if sort.startswith("-") else ""
         by = f"CASE goal WHEN 'max' THEN -{key} ELSE {key} END" if key in ("best", "last") else self._sql(key, "--sort") or "NULL"
         condition, order = self._sql(where, "--where") or "1", f"({by}) IS NULL, ({by}) {down}, started DESC, folder"
@@ -174,14 +168,14 @@ def _runs_below(root: Path) -> Iterator[tuple[str, str]]:
         yield json.dumps(facts), named
 
 
-def _load(file: Path) -> Kept:
-    """Return the content of an index file; {}: there is none, or a damaged one."""
+def _load(file: Path) -> dict[str, tuple[str, str]]:
+    """Return the content of an index file: stamp -> what `read` has found; {}: there is none, or a damaged one."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{file.absolute().as_uri()}?immutable=1", uri=True)) as database:
         return {stamp: (facts, named) for stamp, facts, named in database.execute("SELECT stamp, facts, named FROM runs")}
     return {}
 
 
-def _save(file: Path, kept: Kept) -> None:
+def _save(file: Path, kept: Mapping[str, tuple[str, str]]) -> None:
     rows = ((stamp, *read) for stamp, read in kept.items())
     with (
         suppress(OSError, sqlite3.Error),

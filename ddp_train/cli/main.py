@@ -110,7 +110,10 @@ def run(words: Sequence[str], runner: JobRunner) -> int:
     arguments = [*words[1:]]
     module = importlib.import_module(f"{__package__}.{command.module}")  # alone: all together take longer than a run is composed
     if {"--help", "-h"} & set(arguments):
-        print(getattr(module, command.usage))
+        usage: str = getattr(module, command.usage)
+        if arguments[0] in command.words:  # its own part alone
+            usage = usage[usage.index(f"ddp-train {words[0]} {arguments[0]} ") :].partition("\nddp-train ")[0]
+        print(usage)
         return DONE
     function = getattr(module, command.function)
     return _exit_code_of(lambda: function(with_conf(arguments) if command.reads_yaml else arguments, runner), words, runner)

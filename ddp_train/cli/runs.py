@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from ddp_train.archive.compare import compare
 from ddp_train.archive.groups import distinct_words, grouped, remarks
 from ddp_train.archive.index import Index
 from ddp_train.cli.saved_run import parse_words, run_of
-from ddp_train.cli.status import show_run
+from ddp_train.cli.status import details, state_of
+from ddp_train.config.spelling import text_of
 from ddp_train.errors import DONE, FAILED, ConfigError, one_line, plural, printable
 from ddp_train.launch.job_runner import JobRunner
+from ddp_train.run_folder.failure import load_report
 from ddp_train.run_folder.paths import is_sweep
 from ddp_train.run_folder.progress import duration
 from ddp_train.run_folder.result import Status
@@ -37,22 +39,27 @@ USAGE = """ddp-train runs [FOLDER ...] [--where=SQL] [--sort=[-]KEY] [--group] [
   --limit=N      so many rows (50; 0: all)
   --json         one JSON object a line
 
-ddp-train runs show RUN [--json]                    one run: how it ended, its numbers and curves, what it ran on
-ddp-train runs compare RUN RUN ... [--json]         what differs: configuration, code, data, environment, results
-ddp-train runs tag RUN NAME ... [--remove]          give a run tags, or take them away
-ddp-train runs note RUN TEXT                        write a note to a run; "" removes it
-ddp-train runs clean [FOLDER ...] --keep=RULE ...   remove all other runs, after saying which and asking
+ddp-train runs show RUN [--json]               one run: how it ended, its numbers and curves, what it ran on
+ddp-train runs compare RUN RUN ... [--json]    what differs from the first: configuration, code, data, environment, results
+ddp-train runs tag RUN NAME ... [--remove]     give a run tags, or take them away
+ddp-train runs note RUN TEXT                   write a note to a run; "" removes it
+ddp-train runs clean [FOLDER ...] --keep=RULE ... [--where=SQL] [--checkpoints] [--yes] [--json]
 
-  --keep=RULE    best=N or last=N of each `name`; tagged; where=SQL; may be repeated
+  FOLDER         remove runs below it; outputs, if none is given. All are listed first, with why a run stays, and you are asked
+  --keep=RULE    keep best=N or last=N of each `name`; tagged; where=SQL; may be repeated
   --where=SQL    clean only these
   --checkpoints  remove their checkpoints, and keep the rest of them
-  --yes          do not ask
+  --yes          do not ask; without it nothing is removed where there is no terminal to ask on
+  --json         one JSON object a line, and no question
 
 A run that a process or an engine works on is never removed, and none into which a run that stays has a path (init_from, resume, after).
 """
 
 _LIMIT = 50
-_SHOWN = 40  # characters of a value
+_COLUMNS = ("run", "status", "age", "time", "metric", "best", "last", "steps", "hosts", "size", "tags", "typed")
+_OF_WORDS = ("run", "status", "metric", "tags", "typed")
+_RESULTS = ("train/loss", "train/samples_per_s", "train/tokens_per_s", "seconds")  # with those of evaluations
+_SHOWN, _SAME = 80, 10  # characters of a value, and of the beginning that it has in common with the others
 _WIDTH, _HEIGHT = 64, 8  # characters of a curve's frame
 _PROBLEMS = 10  # lines
 
@@ -72,20 +79,22 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
     elif is_json:
         _print(map(json.dumps, rows))
     else:
-        _print_rows(
-            rows, f"{len(rows):,} of {plural(len(index), 'run')}{', all with --limit=0' if len(rows) == limit < len(index) else ''}"
-        )
+        more = ", all with --limit=0" if len(rows) == limit < len(index) else ""
+        _print_rows(rows, f"{len(rows):,} of {plural(len(index), 'run')}{more}")
     return FAILED if is_of_sweep and index.rows(where="status = 'failed'", limit=1) else DONE
 
 
 def _print_rows(rows: Sequence[dict[str, Any]], count: str) -> None:
-    table = [["run", "status", "age", "metric", "best", "last", "steps", "hosts", "size", "tags", "typed"]]
+    columns = [name for name in _COLUMNS if name not in ("hosts", "tags") or any(row[name] not in (None, "", 1) for row in rows)]
+    table = [columns]
     for row, typed in zip(rows, distinct_words(rows, lambda key: key != "name"), strict=True):
-        facts = [row["folder"], row["status"] + (" !" if row["problem"] else ""), _age(row["age_days"]), row["metric"] or ""]
-        numbers = [number(row[name]) for name in ("best", "last", "steps", "hosts")]
-        again = f"reproduces {row['reproduces']}" if row["reproduces"] else typed
-        table.append([*facts, *numbers, decimal(row["size"]), row["tags"] or "", again])
-    _print(aligned(table, right=(2, *range(4, 9)), width=shutil.get_terminal_size().columns if sys.stdout.isatty() else 0))
+        texts = {name: number(row[name]) for name in columns if name in row}
+        texts |= {"run": row["folder"], "status": row["status"] + (" !" if row["problem"] else ""), "age": _age(row["age_days"])}
+        texts |= {"time": _age(row["seconds"] and row["seconds"] / 86400), "size": decimal(row["size"])}
+        texts["typed"] = f"reproduces {row['reproduces']}" if row["reproduces"] else typed
+        table.append([texts[name] for name in columns])
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    _print(aligned(table, right=[i for i, name in enumerate(columns) if name not in _OF_WORDS], width=width))
     failed = [row for row in rows if row["error"] and row["status"] == Status.FAILED]
     _print(f"{row['folder']}: {one_line(row['error'], 200)}" for row in failed[:_PROBLEMS])
     damaged = [row for row in rows if row["problem"]]
@@ -109,7 +118,7 @@ def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool, limit: int) 
 def _show(arguments: list[str]) -> int:
     options, (path,) = parse_words(arguments, "ddp-train runs show RUN", {"--json": ""})
     run = _run(path)
-    environment = run.environment
+    environment, status, name = run.environment, run.status, run.folder.as_typed()
     if "--json" in options:
         names = ("status", "step", "headline", "last", "best", "config", "environment", "events", "notes", "problems")
         print(json.dumps({"run": str(run.root), **{name: getattr(run, name) for name in names}}, default=str))
@@ -124,16 +133,19 @@ def _show(arguments: list[str]) -> int:
         "tags": " ".join(run.notes.get("tags", [])),
         "note": run.notes.get("note"),
     }
-    if run.problems:
-        _print([f"{run.folder.as_typed()}: {run.status}", *(f"! {text}" for text in run.problems)])
-    else:
-        show_run(run.folder, run.folder.as_typed())
-    _print(f"  {name:<8} {value}" for name, value in facts.items() if value)
+    state = f"failed; `{run.folder.resume_command()}` continues it {run.folder.resume_point_text()}"
+    state = state if status == Status.FAILED else status if run.problems else state_of(run.folder)
+    _print([f"{name}: {state}", *(f"! {text}" for text in run.problems)])
+    _print(f"  {line}" for line in (() if run.problems else details(run.folder)))
+    _print(f"  {title:<8} {value}" for title, value in facts.items() if value)
+    if status == Status.FAILED and run.result is not None:
+        report = load_report(run.folder.failure)
+        _print([f"\n{report.screen(run.folder).strip() if report is not None else run.result.error}"])
     rows = [["metric", "last", "best", "at step"]]
     for metric, last in run.last.items():
         best = run.best.get(metric) or {}
         rows.append([metric, number(last), number(best.get("value")), number(best.get("step"))])
-    _print([*aligned(rows, right=(1, 2, 3)), *_plots({"A": run})])
+    _print([*(["", *aligned(rows, right=(1, 2, 3))] if run.last else []), *_plots({"A": run})])
     return DONE
 
 
@@ -151,13 +163,13 @@ def _compare(arguments: list[str]) -> int:
     for subject, differences in found.differences.items():
         rows = [[subject, *runs]]
         for difference in differences:
-            told = zip(map(_text, difference.values), difference.origins, strict=True)
+            told = zip(_texts(difference.values), difference.origins, strict=True)
             rows.append([f"  {difference.name}", *(f"{value} ({origin})" if origin else value for value, origin in told)])
         _print(["", *(aligned(rows) if differences else [f"{subject}: the same, as far as it was recorded"])])
     columns = [f"{letter} {kind}" for letter in runs for kind in ("last", "best")]
     rows = [["results", *columns, *(f"{letter} - A" for letter in [*runs][1:])]]
     for metric, results in found.results.items():
-        if metric.startswith("eval/") or metric in ("train/loss", runs["A"].headline["metric"]):
+        if metric.startswith("eval/") or metric in (*_RESULTS, runs["A"].headline["metric"]):
             values = [number(result[kind]) for result in results for kind in ("last", "best")]
             rows.append([f"  {metric}", *values, *(number(result["difference"], "+") for result in results[1:])])
     _print(["", *aligned(rows, right=range(1, len(rows[0]))), *_plots(runs)])
@@ -165,11 +177,14 @@ def _compare(arguments: list[str]) -> int:
 
 
 def _plots(runs: Mapping[str, ArchivedRun]) -> list[str]:
-    """Return the curves of the first run's headline metric and of the loss, each by the letter of its run."""
+    """Return the curves of the first run's headline metric and of the loss, each by the letter of its run, equal ones by the first."""
     lines = list[str]()
     for metric in dict.fromkeys((runs["A"].headline["metric"], "train/loss")):
-        if drawn := plot({letter: run.curve(metric) for letter, run in runs.items()}):
+        curves = {letter: run.curve(metric) for letter, run in runs.items()}
+        first = {letter: next(other for other in curves if curves[other] == curve) for letter, curve in curves.items() if curve}
+        if drawn := plot({letter: curves[letter] for letter in first.values()}):
             lines += ["", metric, *drawn]
+            lines += [f"{'':>11}{other} and {letter} are the same" for letter, other in first.items() if letter != other]
     return lines
 
 
@@ -200,23 +215,24 @@ def _annotate(run: ArchivedRun, **notes: Any) -> None:
 
 
 def _clean(arguments: list[str]) -> int:
-    known = {"--keep": "RULE ...", "--where": "SQL", "--checkpoints": "", "--yes": ""}
+    known = {"--keep": "RULE ...", "--where": "SQL", "--checkpoints": "", "--yes": "", "--json": ""}
     options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
     rules, what, failed = options.get("--keep", "").splitlines(), "checkpoints of " if "--checkpoints" in options else "", list[str]()
     if not rules and "--where" not in options:
         raise ConfigError(happened="which runs stay?", expected="--keep=RULE or --where=SQL", fix="--keep=best=2 --keep=tagged")
     index = Index(*map(Path, folders))
     found = removals(index, where=options.get("--where", ""), rules=rules, only_checkpoints=bool(what))
-    for removal in found:
-        used = f"  stays: {removal.used_by} uses it" if removal.used_by else ""
-        _print([f"{decimal(removal.bytes):>9}  {removal.path}{used}"])
-    chosen = [removal for removal in found if not removal.used_by]
-    count = f"{what}{plural(len(chosen), 'run')}"
-    print(f"{count} can be removed, {decimal(sum(removal.bytes for removal in chosen))}")
-    if chosen and "--yes" not in options and not sys.stdin.isatty():
-        raise ConfigError(happened="nothing was removed: there is no terminal to ask on", expected="a terminal, or --yes")
-    if chosen and ("--yes" in options or input(f"remove {count}? [y/N] ").strip().lower() in ("y", "yes")):
+    chosen = [removal for removal in found if not removal.stays]
+    count, asks = f"{what}{plural(len(chosen), 'run')}", "--json" not in options
+    if asks:
+        _print(f"{decimal(each.bytes):>9}  {each.path}{each.stays and f'  stays: {each.stays}'}" for each in found)
+        print(f"{count} can be removed, {decimal(sum(removal.bytes for removal in chosen))}")
+    else:
+        _print(json.dumps(vars(removal), default=str) for removal in found)
+    if "--yes" in options or (asks and chosen and sys.stdin.isatty() and input(f"remove {count}? [y/N] ").strip().lower() in ("y", "yes")):
         failed = carry_out(chosen)
+    elif asks and chosen:
+        print(f"nothing was removed; --yes removes {'them' if len(chosen) > 1 else 'it'}")
     print("".join(printable(f"{line}\n") for line in failed), end="", file=sys.stderr)
     return FAILED if failed else DONE
 
@@ -234,8 +250,13 @@ def _age(days: float | None) -> str:
     return "" if days is None else duration(days * 86400) if days < 2 else f"{days:.0f} d"
 
 
-def _text(value: Any) -> str:
-    return "-" if value is None else one_line(number(value), _SHOWN)
+def _texts(values: Sequence[Any]) -> list[str]:
+    """Write the values of a row, lists as they are typed, and long values without the beginning that they have in common."""
+    texts = [text_of(value) if isinstance(value, (bool, list, dict)) else " ".join(number(value).split()) or "-" for value in values]
+    different = {*texts} - {"-"}
+    common = takewhile(lambda characters: len({*characters}) == 1, zip(*different, strict=False))
+    same = len([*common]) - _SAME if len(different) > 1 and max(map(len, different)) > _SHOWN else 0
+    return [one_line(f"...{text[same:]}" if same > 0 and text != "-" else text, _SHOWN) for text in texts]
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width: int = 0) -> list[str]:
@@ -253,7 +274,8 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width
 
 def number(value: Any, sign: str = "") -> str:
     """Write a value for people: a float with four digits, nothing for None."""
-    return "" if value is None else f"{value:{sign}.4g}" if isinstance(value, float) else str(value)
+    form = f"{sign},.0f" if isinstance(value, float) and 1e4 <= abs(value) < 1e9 else f"{sign}.4g"
+    return "" if value is None else f"{value:{form}}" if isinstance(value, float) else str(value)
 
 
 def plot(curves: Mapping[str, Sequence[tuple[int, float | None]]]) -> list[str]:

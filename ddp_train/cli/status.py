@@ -56,21 +56,17 @@ def show_status(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train status RUN-or-SWEEP`: show its state. Starts nothing."""
     options, (path,) = parse_words(arguments, USAGE, {"--json": ""})
     for run_folder, name in runs_of(Path(path)):
+        result = run_folder.read_result()
         if "--json" in options:
             facts = {"run": str(run_folder.root), "name": name, "state": state_of(run_folder), **verdict_of(run_folder)._asdict()}
-            result = run_folder.read_result()
             facts |= {"goodput": read_goodput(run_folder), "slow_ranks": slow_ranks(run_folder)}
             print(json.dumps({**facts, "record": newest_record(run_folder), "result": None if result is None else vars(result)}))
             continue
-        show_run(run_folder, name)
+        print(f"{name}: {state_of(run_folder)}", *details(run_folder), sep="\n  ")
+        if result is not None and result.status == Status.COMPLETED and result.last:
+            values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in result.last.items())
+            print(printable(f"  {', '.join(values)}"))
     return DONE
-
-
-def show_run(run_folder: RunFolder, name: str) -> None:
-    """Print the state of a run, how far it is and how it ended."""
-    print(f"{name}: {state_of(run_folder)}")
-    for line in _details(run_folder):
-        print(f"  {line}")
 
 
 def runs_of(path: Path) -> Iterator[tuple[RunFolder, str]]:
@@ -104,7 +100,8 @@ def state_of(run_folder: RunFolder) -> str:
     return f"not running; {verdict}" if run_folder.logs.exists() or run_folder.read_result() is not None else "not started"
 
 
-def _details(run_folder: RunFolder) -> Iterator[str]:
+def details(run_folder: RunFolder) -> Iterator[str]:
+    """Yield lines on a run: how far it is, its goodput, its slow ranks."""
     config: dict[str, Any] = saved_config(run_folder.root) if run_folder.config.exists() else {}
     has_begun = run_folder.environment.exists() or run_folder.is_completed()
     if config.get("after") and not has_begun:
@@ -122,12 +119,8 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
     if (goodput := read_goodput(run_folder)) is not None:
         yield f"goodput: {describe_goodput(goodput)}"
     yield from (f"slow: {line}" for line in slow_ranks(run_folder))
-    result = run_folder.read_result()
-    if result is None and run_folder.result.exists():
+    if run_folder.read_result() is None and run_folder.result.exists():
         yield f"{run_folder.result} is damaged and ignored"
-    if result is not None and result.status == Status.COMPLETED and result.last:
-        values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in result.last.items())
-        yield printable(", ".join(values))
 
 
 def show_logs(arguments: list[str], runner: JobRunner) -> int:

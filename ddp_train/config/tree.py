@@ -64,14 +64,14 @@ def identity(tree: Mapping[str, Any], *, swept: Sequence[str] = ()) -> str:
     return hashlib.sha256(json.dumps(sorted(counted, key=itemgetter(0)), default=str).encode()).hexdigest()
 
 
-def dotted_items(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of everything in a tree, items of lists too."""
+def dotted_items(tree: Mapping[str, Any], prefix: str = "", *, in_lists: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of everything in a tree, of what is in the items of lists too."""
     for key, value in tree.items():
         yield f"{prefix}{key}", value
-        if isinstance(value, list):
+        if in_lists and isinstance(value, list):
             value = {str(index): item for index, item in enumerate(value) if isinstance(item, Mapping)}
         if isinstance(value, Mapping):
-            yield from dotted_items(value, f"{prefix}{key}.")
+            yield from dotted_items(value, f"{prefix}{key}.", in_lists=in_lists)
 
 
 def value_at(tree: Mapping[str, Any], key: str) -> Any:
@@ -91,8 +91,8 @@ def replace_values(value: Any, key: str, change: Callable[[str, Any], Any]) -> A
     return [replace_values(inner, f"{key}.{index}", change) for index, inner in enumerate(value)] if isinstance(value, list) else value
 
 
-def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((key, value) for key, value in dotted_items(tree) if not isinstance(value, Mapping))
+def leaves(tree: Mapping[str, Any], *, in_lists: bool = True) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in dotted_items(tree, in_lists=in_lists) if not isinstance(value, Mapping))
 
 
 def changes_results(key: str) -> bool:

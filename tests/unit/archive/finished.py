@@ -21,8 +21,16 @@ def config_text(*overrides: str) -> str:
     return checked("model=mlp", "trainer.max_steps=100", *overrides).yaml()
 
 
-def finished(root: Path, accuracy: float, *overrides: str, status: Status = Status.COMPLETED, started: int = 0, **facts: Any) -> RunFolder:
-    """Make the folder of a run that has ended after 100 steps with an accuracy; `started`: seconds of its minute."""
+def finished(
+    root: Path,
+    accuracy: float,
+    *overrides: str,
+    status: Status = Status.COMPLETED,
+    started: int = 0,
+    seconds: float = 5.0,
+    **facts: Any,
+) -> RunFolder:
+    """Make the folder of a run that has ended after 100 steps and some seconds with an accuracy; `started`: seconds of its minute."""
     run_folder = RunFolder(root)
     run_folder.logs.mkdir(parents=True)
     run_folder.config.write_text(config_text(*overrides))
@@ -42,7 +50,7 @@ def finished(root: Path, accuracy: float, *overrides: str, status: Status = Stat
     rows += [{"split": "eval", "step": step, "accuracy": accuracy * step / 100} for step in (50, 100)]
     run_folder.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     metrics = {"last": {"train/loss": 1.0, "eval/accuracy": accuracy}, "best": {"eval/accuracy": {"value": accuracy, "step": 100}}}
-    Result(status=status, step=100, metrics=metrics, headline=vars(HEADLINE), seconds=5.0).write(run_folder.result)
+    Result(status=status, step=100, metrics=metrics, headline=vars(HEADLINE), seconds=seconds).write(run_folder.result)
     return run_folder
 
 

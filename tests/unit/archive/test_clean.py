@@ -20,13 +20,15 @@ from tests.unit.cli.runs import works_in
 
 
 def removable(root: Path, *rules: str, only_checkpoints: bool = False) -> dict[str, str]:
-    """Return the names of runs that can be removed, each with that of a run that uses it."""
-    found = found_in(root, *rules, only_checkpoints=only_checkpoints)
-    return {str(removal.run.relative_to(root)): removal.used_by and os.path.relpath(removal.used_by, root) for removal in found}
+    """Return the names of runs that can be removed or are used, each with that of a run that uses it."""
+    found = removals(Index(root), where="", rules=rules, only_checkpoints=only_checkpoints)
+    used_by = {str(removal.run.relative_to(root)): removal.stays.removesuffix(" uses it") for removal in found}
+    return {run: user and os.path.relpath(user, root) for run, user in used_by.items() if not user or Path(user).is_dir()}
 
 
 def found_in(root: Path, *rules: str, only_checkpoints: bool = False) -> list[Removal]:
-    return removals(Index(root), where="", rules=rules, only_checkpoints=only_checkpoints)
+    found = removals(Index(root), where="", rules=rules, only_checkpoints=only_checkpoints)
+    return [removal for removal in found if not removal.stays]
 
 
 def test_rules_keep_runs_of_each_name(tmp_path: Path) -> None:
@@ -42,7 +44,7 @@ def test_rules_keep_runs_of_each_name(tmp_path: Path) -> None:
         (["last=2"], {"a0", "a1", "b3", "b2"}),
         (["tagged", "where=name = 'a' AND best > 0.15 AND reproduces IS NULL"], {"b1", "a2", "a3"}),
     ):
-        assert kept(index, rules) == {str(tmp_path / name) for name in names}
+        assert kept(index, rules).keys() == {str(tmp_path / name) for name in names}
     assert removable(tmp_path, "best=1", "last=2", "tagged") == {"a2": "", "b0": "", "a9": "", "b9": ""}
     for rule in ("best", "best=x", "tagged=1", "where", "newest=2"):
         if rule != "tagged=1":
@@ -66,6 +68,28 @@ def test_a_run_that_somebody_works_on_stays(tmp_path: Path, monkeypatch: pytest.
         process.wait()
     monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.ENDED))
     assert set(removable(tmp_path)) == {"free", "locked", "queued", "s/0", "s/1"}
+
+
+def test_each_run_that_stays_has_a_reason(tmp_path: Path) -> None:
+    for number, name in enumerate(("worst", "middle", "best", "tagged")):
+        finished(tmp_path / name, 0.1 * number, f"name={'b' if name == 'tagged' else 'a'}")
+    (tmp_path / "tagged/notes.json").write_text(json.dumps({"tags": ["paper"]}))
+    finished(tmp_path / "project", 0.0, "name=a")
+    (tmp_path / "project/.git").mkdir()
+    sweep = a_sweep(tmp_path / "s", "0.1")
+    works = [works_in(RunFolder(tmp_path / "middle")), works_in(RunFolder(sweep.root))]
+    found = removals(Index(tmp_path), where="", rules=["where=name='a' AND best > 0.15", "tagged"], only_checkpoints=False)
+    assert {str(removal.run.relative_to(tmp_path)): removal.stays for removal in found} == {
+        "worst": "",
+        "middle": "it is running",
+        "best": "--keep=where=name='a' AND best > 0.15",
+        "tagged": "--keep=tagged",
+        "project": "you are in it, or it holds more than a run",
+        "s/0": "its sweep is running",
+    }
+    for process in works:
+        process.terminate()
+        process.wait()
 
 
 def test_what_another_run_points_to_is_said(tmp_path: Path) -> None:

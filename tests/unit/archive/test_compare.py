@@ -64,6 +64,14 @@ def test_what_differs_is_named_by_subject(tmp_path: Path) -> None:
     assert json.loads(json.dumps(asdict(found)))["differences"]["config"][0]["name"] == "optimizer.lr"
 
 
+def test_a_list_is_one_setting_and_the_time_is_a_result(tmp_path: Path) -> None:
+    finished(tmp_path / "a", 0.5, "debug.faults=[{kind:kill,rank:0,step:5}]")
+    finished(tmp_path / "b", 0.5, seconds=8.0)
+    found = ArchivedRun(tmp_path / "a").compare(ArchivedRun(tmp_path / "b"))
+    assert [(item.name, item.origins[0]) for item in found.differences["config"]] == [("debug.faults", "typed")]
+    assert [result["last"] for result in found.results["seconds"]] == [5.0, 8.0] and found.results["seconds"][1]["difference"] == 3.0
+
+
 def test_commits_and_the_files_that_no_commit_has_are_compared_and_all_files_of_an_engines_copy(tmp_path: Path) -> None:
     def made(name: str, *commits: str | None, changed: tuple[str, ...] = (), **kept: str) -> ArchivedRun:
         folders = [{"name": "x", "folder": "/x", "commit": commit and 40 * commit, "changed": [], "kept": {}} for commit in commits]
@@ -77,10 +85,10 @@ def test_commits_and_the_files_that_no_commit_has_are_compared_and_all_files_of_
     finished(tmp_path / "old", 0.5)
     a = made("a", "a", "1", mine="12")
     assert differing(a, made("same", "a", "1", mine="12")) == differing(a, ArchivedRun(tmp_path / "old")) == {}
-    assert differing(a, made("other", "a", "2", mine="12")) == {"commits": [f"{'1' * 40}, {'a' * 40}", f"{'2' * 40}, {'a' * 40}"]}
+    assert differing(a, made("other", "a", "2", mine="12")) == {"commits": [f"{'1' * 12}, {'a' * 12}", f"{'2' * 12}, {'a' * 12}"]}
     for b in (made("b", "a", "1", mine="13"), made("d", "a", "1", changed=("gone",), mine="12")):
         [(name, values)] = differing(a, b).items()
-        assert name == "files that no commit has" and values[0].startswith("mine (") and values[0] != values[1]
+        assert name == "files that no commit has" and values[0].endswith(") mine") and values[0][:9] != values[1][:9]
     copied = made("copied", None, mine="12")
     assert differing(copied, a) == {} and [*differing(copied, made("edited", None, mine="13"))] == ["files"]
 

@@ -11,9 +11,14 @@ import pytest
 
 from ddp_train.cli import main
 from ddp_train.cli.runs import aligned, number, plot
+from ddp_train.config.command.commands import COMMANDS
+from ddp_train.errors import DataError
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
 from tests.conftest import TINY, Project, wait_for
 from tests.fake_runner import FakeRunner
+from tests.unit.archive.finished import finished
 from tests.unit.cli.runs import works_in
 
 pytestmark = pytest.mark.distributed
@@ -62,6 +67,9 @@ def test_all_runs_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert {row["folder"] for row in rows} == {"outputs/s/1", "outputs/s/3"}
     assert rows[0]["optimizer.lr"] == 0.01 and rows[0]["eval/accuracy"] == rows[0]["last"]
     assert "2 of 7 runs, all with --limit=0" in type_(capsys, "--limit=2", "outputs")
+    assert shown.split()[:9] == ["run", "status", "age", "time", "metric", "best", "last", "steps", "size"]  # and no hosts: there is one
+    type_(capsys, "tag", "outputs/s/1", "paper")
+    assert type_(capsys).splitlines()[0].split()[8:] == ["size", "tags", "typed"]
     assert "no run has optimizer.rl" in type_(capsys, "--where=optimizer.rl>1", code=2)
     values = [json.loads(line)["last"] for line in type_(capsys, "outputs/s", "--json").splitlines()]
     assert values == sorted(values, reverse=True)  # of a sweep the best job is the first
@@ -79,10 +87,22 @@ def test_one_run_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     shown = type_(capsys, "show", "outputs/s/0")
     assert "outputs/s/0: done" in shown and "ran on   1 rank on" in shown and "saved    step" in shown
     assert "eval/accuracy " in shown and "train/loss" in shown and "└" in shown
+    assert shown.count("train/grad_norm") == 1  # in the table alone
     assert "outputs/killed: not running; again" in type_(capsys, "show", "outputs/killed")
     assert json.loads(type_(capsys, "show", "outputs/failed", "--json"))["status"] == "failed"
     (folder / "s/0/config.yaml").write_text("a: [")
     assert "! config.yaml cannot be read" in type_(capsys, "show", "outputs/s/0")
+
+
+def test_of_a_failed_run_the_whole_reason_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder, why = finished(tmp_path / "r", 0.5, status=Status.FAILED), f"the file {'x' * 300} is missing"
+    Result(status=Status.FAILED, step=100, error=f"DataError: {why}").write(run_folder.result)
+    assert type_(capsys, "show", str(tmp_path / "r")).count(why) == 1
+    run_folder.result.unlink()
+    failure.from_exception(DataError(happened=why), rank=3, step=7).record(run_folder)
+    shown = type_(capsys, "show", str(tmp_path / "r"))
+    assert shown.startswith(f"{tmp_path}/r: failed; `ddp-train resume {tmp_path}/r` continues it from the start\n")
+    assert shown.count(why) == 1 and "The run failed: rank 3 on " in shown and "rank's log" in shown
 
 
 def test_runs_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +113,30 @@ def test_runs_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     found = json.loads(type_(capsys, "compare", "--json", "outputs/s/0", "outputs/s/1"))
     assert found["differences"]["config"][0]["name"] == "optimizer.lr"
     assert "one run was given" in type_(capsys, "compare", "outputs/s/0", code=2)
+    assert "  train/samples_per_s " in shown and "  seconds " in shown
+
+
+def test_a_difference_is_seen_and_equal_curves_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long, faults = f"init_from={tmp_path}/{'deep/' * 20}", "debug.faults=[{kind:slow,rank:0,phase:step,step:20,attempt:0,seconds:0.015}]"
+    for letter, overrides in (("a", [f"{long}1/checkpoints/last", faults]), ("b", [f"{long}2/checkpoints/last"]), ("c", [])):
+        run_folder = finished(tmp_path / letter, 0.75 if letter == "c" else 0.5, *overrides)
+        folder = {"name": "x", "folder": "/x", "commit": 40 * letter, "changed": [], "kept": {"a_file_of_a_long_name" * 9: letter}}
+        run_folder.code_list.write_text(json.dumps({"folders": [folder]}))
+    shown = type_(capsys, "compare", *(str(tmp_path / letter) for letter in "abc"))
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert "deep/1/checkpoints/last" in rows["init_from"] and "deep/2/checkpoints/last" in rows["init_from"]
+    assert f"{faults.partition('=')[2]} (typed)" in rows["debug.faults"] and "debug.faults." not in shown
+    assert rows["commits"].split()[1:] == ["a" * 12, "b" * 12, "c" * 12]
+    hashes = [word for word in rows["files"].split() if word.startswith("(")]
+    assert len({*hashes}) == 3
+    assert shown.count("A and B are the same") == 2 and shown.count("A and C are the same") == 1  # eval/accuracy differs
+
+
+@pytest.mark.parametrize("word", COMMANDS["runs"].words)
+def test_each_word_has_help_of_its_own(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = type_(capsys, word, "--help")
+    assert shown.startswith(f"ddp-train runs {word} ") and shown.count("ddp-train runs") == 1
+    assert f"\n{shown.rstrip()}" in type_(capsys, "--help")
 
 
 def test_runs_get_tags_and_a_note(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +169,11 @@ def test_others_than_the_best_are_removed_after_asking(
         assert not (folder / "failed").exists()
     with open(os.devnull) as nothing, monkeypatch.context() as patch:
         patch.setattr("sys.stdin", nothing)
-        assert "a terminal, or --yes" in type_(capsys, "clean", "--keep=last=1", code=2)
+        shown = type_(capsys, "clean", "--keep=last=1")
+        assert "outputs/later  stays: --keep=last=1\n" in shown and "\n3 runs can be removed, " in shown
+        assert shown.endswith("\nnothing was removed; --yes removes them\n") and (folder / "s/1").exists()
+        rows = [json.loads(line) for line in type_(capsys, "clean", "--keep=last=1", "--json").splitlines()]
+        assert {row["run"]: row["stays"] for row in rows}["outputs/later"] == "--keep=last=1" and (folder / "s/1").exists()
     process = works_in(RunFolder(folder / "killed"))
     shown = type_(capsys, "clean", "--where=1", "--checkpoints", "--keep=where=folder='outputs/later'", "--yes")
     assert "s/0/checkpoints  stays: outputs/later uses it" in shown and (folder / "s/0/checkpoints").exists()
@@ -152,5 +200,5 @@ def test_curves_are_drawn_by_letter() -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [number(value) for value in (None, 3, 0.123456, "x", True)] == ["", "3", "0.1235", "x", "True"]
-    assert number(0.5, "+") == "+0.5"
+    assert [number(value) for value in (None, 3, 0.123456, "x", True, 10990.4)] == ["", "3", "0.1235", "x", "True", "10,990"]
+    assert number(0.5, "+") == "+0.5" and number(-12345.6, "+") == "-12,346"
