@@ -1059,13 +1059,13 @@
         h("div", { class: "legend" }, t.parts.map((p, n) => [p, sums[n]]).filter(([, v]) => v > 0)
           .map(([p, v]) => h("span", {}, swatch(partHue(p)), `${p} ${percent(v / total)}`)))),
         h("div", { class: "panel" }, h("div", { class: "tools" }, h("h3", {}, "By rank"),
-          select("part", [["own", "own time: data and compute"], ["compute", `compute: ${compute.join(", ")}`],
-            ...t.parts.map((p) => [p, p])], S.heat, (v) => set({ heat: v })),
+          select("part", [["own", "own time"], ["compute", "compute"], ...t.parts.map((p) => [p, p])], S.heat, (v) => set({ heat: v })),
           h("span", { class: "note" }, "0"), h("i", { class: "ramp",
             style: `background:linear-gradient(90deg,${RAMP[theme()].join(",")})` }),
               h("span", { class: "note" }, `${duration(high)} a step`)), heat,
           r.marks.filter((m) => m.kind.startsWith("slow_rank")).slice(-8).map((m) =>
-            h("p", { class: "note slow" }, `step ${fmt(m.step)}: ${m.text}`))),
+            h("p", { class: "note slow" }, `step ${fmt(m.step)}: ${m.text}`)),
+          h("p", { class: "note" }, `Own time is data and compute; compute is ${compute.join(", ").replace(/, (\w+)$/, " and $1")}.`)),
         reasons.length ? h("p", { class: "note" }, `${reasons.join("; ")}.`) : "");
     });
   } else section("time", "Where the time went", runs.some((r) => r.step)
