@@ -36,11 +36,10 @@ def train_with_pause(run: train_job.RankRun) -> Status:
     state, last_step = run.state, run.job.config.debug.resume_after_steps
     assert last_step is not None
     run = train_job.with_known_micro_batch(run)
-    trainer = train_job.prepare_trainer(run, train_job.build_components(run))
+    stop = StopAfter(stop=run.stop, state=state, last_step=last_step)
+    trainer = train_job.prepare_trainer(run, train_job.build_components(run), ends_by=stop)
     if trainer is None:
         return Status.COMPLETED
-    stop = StopAfter(stop=run.stop, state=state, last_step=last_step)
-    trainer.services = replace(trainer.services, stop=stop)
     end = train_job.train(run, trainer)
     if not stop.pauses or run.stop.is_last(state.steps_run):
         return train_job.finish_run(run, trainer, end)

@@ -37,7 +37,7 @@ from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.loop.hooks import RunServices
+from ddp_train.training.loop.hooks import RunServices, StopLine
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
@@ -107,8 +107,11 @@ def _sweep_of(run_folder: RunFolder) -> Path | None:
     return sweep_of(run_folder.root)
 
 
-def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
-    """Begin or resume the run, and return its trainer; None: an earlier attempt has completed the run. Collective."""
+def prepare_trainer(run: RankRun, components: Components, *, ends_by: StopLine | None = None) -> Trainer | None:
+    """Begin or resume the run, and return its trainer; None: an earlier attempt has completed the run. Collective.
+
+    `ends_by`: asked by the loop whether it ends, in the place of `run.stop`.
+    """
     keep = retention(run.job.config.checkpoint, components)  # before anything is changed: it may refuse
     data_changes = _begin_or_resume(run, components)
     if run.state.is_over(components.total_steps) and run.world.from_main(run.job.run_folder.is_completed):
@@ -138,7 +141,7 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
         phases=run.phases,
         records=records,
         checkpoints=checkpoints,
-        stop=run.stop,
+        stop=ends_by or run.stop,
         started_at=time.time() - (time.monotonic() - run.started_monotonic),
     )
     return build_trainer(run.job.config, components, run.state, run.world, services)

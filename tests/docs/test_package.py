@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_conf_starter_pages_and_types(wheel: Path) -> None:
     files = set(ZipFile(wheel).namelist())
     wanted = {"ddp_train/examples/airbench94/README.md", "hydra_plugins/ddp_train_launcher/__init__.py"}
-    wanted |= {"ddp_train/py.typed", "ddp_train/config/field_words.yaml"}
+    wanted |= {"ddp_train/py.typed", "ddp_train/__init__.pyi", "ddp_train/config/field_words.yaml"}
     page = ("page.css", "page.html", "page.js", "uplot/LICENSE", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css")
     wanted |= {f"ddp_train/archive/report/{name}" for name in page}
     for folder in ("conf", "docs", "starter"):

@@ -28,7 +28,7 @@ from ddp_train.traits import Constants, constants_of
 AUTO: Final = "auto"  # a value that only the data or the run knows (auto.py)
 
 _OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
-FACTS = {
+FACTS: Mapping[str, tuple[str, ...]] = {
     "model": _OF_DATA,
     "objective": (*_OF_DATA, "ignore_index", "bytes_per_token"),
     "evaluation": (*_OF_DATA, "ignore_index"),

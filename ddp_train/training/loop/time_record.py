@@ -27,6 +27,7 @@ from torch.distributed import DistError
 from ddp_train.distributed.store import round_trip_s
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import ExchangeClock
+from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.run_folder.result import Status
 from ddp_train.system import process_env
 from ddp_train.system.phase import PART_OF_PHASE, Part, Phase
@@ -236,4 +237,6 @@ def _hidden_exchange(components: Components) -> str:
     if any(isinstance(part, nn.SyncBatchNorm) for turn in components.turns.all for part in turn.wrapped.modules()):
         return "batch norm of all ranks' samples"
     strategy = components.strategy
-    return "" if strategy.exchange_is_timed or strategy.local_weights is not None else type(strategy).__name__
+    if strategy.exchange_is_timed or strategy.local_weights is not None:
+        return ""
+    return type(strategy.wrapped if isinstance(strategy, AdaptedStrategy) else strategy).__name__

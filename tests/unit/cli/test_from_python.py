@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,6 +143,8 @@ def test_to_import_it_costs_neither_torch_nor_hydra() -> None:
 
 def test_the_package_has_no_other_names() -> None:
     assert {"run", "RunResult", "RunFailed"} <= set(dir(ddp_train))
+    typed = re.findall(r"as (\w+)$", Path(ddp_train.__file__).with_suffix(".pyi").read_text(), re.MULTILINE)
+    assert sorted(typed) == sorted(ddp_train._FOR_PYTHON)  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="runn"):
         ddp_train.runn  # noqa: B018
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ddp_train.interfaces import ExchangeClock, Strategy
+from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.local_sgd import LocalSGD
 from ddp_train.system.phase import Part, Phase
@@ -150,6 +151,16 @@ def test_communication_is_split_but_where_several_ranks_exchange_within_backward
     record = time_record_of(trainer(components("trainer.max_steps=1"), world=replace(alone(), size=size)))
     reason = "DDP exchanges within forward and backward, while they compute"
     assert record.split.seconds() and record._not_split == ({Part.COMMUNICATION: reason} if size > 1 and not is_local else {})
+
+
+def test_a_strategy_of_another_base_is_named_by_its_own_class() -> None:
+    class Own:
+        def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+            return model
+
+    parts = replace(components("trainer.max_steps=1"), strategy=AdaptedStrategy(Own()))
+    reason = time_record_of(trainer(parts, world=replace(alone(), size=2)))._not_split[Part.COMMUNICATION]
+    assert reason == "Own exchanges within forward and backward, while they compute"
 
 
 def test_communication_is_not_split_where_batch_norms_exchange_whatever_the_strategy_says() -> None:
