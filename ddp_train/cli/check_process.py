@@ -1,7 +1,7 @@
 """Checks a configuration with the user's own components in a process that has imported torch already.
 
 Their modules import torch, as a rule. What trains imports it, too (`launch/fork_requests.py`): twice takes twice the processor time and
-memory. So that process checks, as soon as it has torch, and ends with its answer; a clone that it has forked before becomes the agent.
+memory. So that process checks, as soon as it has torch, and ends with its answer; a clone that it has forked before is the agent then.
 """
 
 import os

@@ -28,8 +28,8 @@ def report(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train report RUN|SWEEP... [--out=FILE.html] [--watch] [--figures=DIR]`: write a page. Starts nothing."""
     options, words = parse_words(arguments, USAGE, {"--out": "FILE", "--watch": "", "--figures": "DIR"}, most=None)
     folders = [folder for word in words for folder in _folders(Path(word))]
-    beside = "" if len(words) > 1 else words[0] if Path(words[0]).is_dir() else folders[0]
-    file = Path(options.get("--out") or Path(beside, "report.html"))
+    parent = "" if len(words) > 1 else words[0] if Path(words[0]).is_dir() else folders[0]
+    file = Path(options.get("--out") or Path(parent, "report.html"))
     names = ["/".join(folder.absolute().parts[-2:]) for folder in folders]
     title = join_few(names, 3) if len(names) < 4 else f"{len(names)} runs: {join_few(names, 2)}"
     goes_on = True

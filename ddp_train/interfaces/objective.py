@@ -24,7 +24,7 @@ class Scored(NamedTuple):
 
 
 class BaseObjective(Protocol):
-    """The part of an objective beside its loss: its metrics and its unit. Its class may declare `ObjectiveConstants`."""
+    """All of an objective but its loss: its metrics and its unit. Its class may declare `ObjectiveConstants`."""
 
     goals: Mapping[str, Goal]
     """The metrics that `metrics` returns, the headline one first, and which way is better."""

@@ -84,7 +84,7 @@ class FailuresOfAttempt:
 
 
 class _AgentRun:
-    """The run that an agent's ranks work on, and what has become of it since the agent was made; `folder` None: there is no run."""
+    """The run that an agent's ranks work on, and its changes since the agent was made; `folder` None: there is no run."""
 
     def __init__(self, folder: RunFolder | None) -> None:
         self.folder = folder
