@@ -1,6 +1,7 @@
 """The interfaces of schedulers, metric writers and callbacks, and `Run`, a callback's view of its run."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddp_train.errors import UserError
 from ddp_train.interfaces.batch import Batch
 from ddp_train.interfaces.data import DataSource
 from ddp_train.system.phase import Phases
@@ -182,3 +184,16 @@ def implements(callback: Any, name: str) -> bool:
     """Tell whether a callback has a method of its own."""
     method = getattr(type(callback), name, None) or getattr(callback, name, None)
     return callable(method) and method is not getattr(Callback, name, None)
+
+
+@contextmanager
+def callback_errors(name: str, method: str) -> Iterator[None]:
+    """Add the config key of the callback, and its method, to an error of the block."""
+    try:
+        yield
+    except UserError as error:
+        error.put_under(f"callbacks.{name}")
+        raise
+    except Exception as error:
+        error.add_note(f"config key: callbacks.{name} (in its `{method}`)")
+        raise

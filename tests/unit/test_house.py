@@ -20,7 +20,6 @@ TORCHRUN = "|".join((*process_env.OF_TORCHRUN, "GROUP_WORLD_SIZE", r"TORCHELASTI
 
 SHOWN_BY = {
     "checkpoint/foreign_form.py": "tests/unit/cli/test_location.py, tests/unit/training/state/test_initial_weights.py",
-    "cli/error_exit.py": "tests/unit/cli/test_main.py, tests/config/test_config.py",
     "cli/export.py": "tests/unit/training/inference/test_export.py",
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
     "cli/resume.py": "tests/config/test_config.py",
@@ -52,6 +51,7 @@ SHOWN_BY = {
     "sweep/schedule.py": "tests/config/test_config.py",
     "training/build/trainer.py": "tests/unit/training/loop/test_device_queue.py, tests/unit/training/loop/test_trainer.py",
     "training/build/data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",
+    "training/parts/components.py": "tests/unit/training/parts/test_turns.py, tests/unit/training/loop/test_train_step.py",
     "training/inference/predict.py": "tests/unit/cli/test_evaluate.py",
     "training/state/weights.py": "tests/unit/training/inference/test_finished_run.py, tests/unit/training/inference/test_export.py",
     "watchdog/__main__.py": "tests/unit/watchdog/test_main.py, tests/faults/test_hang.py",

@@ -37,11 +37,13 @@ from ddp_train.training.build.make import (
 )
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.parts.components import Components, EvaluationComponents, Turns, as_loss_module, fresh_states, make_turns
+from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.training.parts.metric import build_metrics
+from ddp_train.training.parts.turns import Turns, as_loss_module, make_turns
 from ddp_train.training.record.throughput import Throughput, make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import identity_of, require_same_meaning
+from ddp_train.training.state.saved_state import fresh_states
 
 if TYPE_CHECKING:
     from ddp_train.training.parts.compiled import Compiled

@@ -24,7 +24,8 @@ from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
 from ddp_train.training.check.rehearsal import restoring_state
 from ddp_train.training.check.sanity_check import try_training, without_compiling
-from ddp_train.training.parts.components import Components, without_gradients_for
+from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.turns import without_gradients_for
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from torch import nn
 from ddp_train.distributed.world import World
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.parts.components import Components, EvaluationComponents, without_gradients_for
+from ddp_train.training.parts.components import Components, EvaluationComponents
+from ddp_train.training.parts.turns import without_gradients_for
 from ddp_train.training.seeding import random_state, set_random_state
 
 

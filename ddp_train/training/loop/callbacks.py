@@ -14,7 +14,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, Run
 from ddp_train.interfaces.parameters import named_parameters
-from ddp_train.interfaces.run import implements
+from ddp_train.interfaces.run import callback_errors, implements
 from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
 from ddp_train.run_folder.result import Status
@@ -22,7 +22,7 @@ from ddp_train.run_folder.times import read_goodput
 from ddp_train.training.check.rehearsal import rebuild_buckets, restoring_state
 from ddp_train.training.loop.evaluation import evaluating
 from ddp_train.training.loop.hooks import Hooks, RunServices
-from ddp_train.training.parts.components import Components, callback_errors
+from ddp_train.training.parts.components import Components
 from ddp_train.training.record.logged import Logged, mean, require_loggable
 from ddp_train.training.train_state import EarlyEnd, TrainState
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.train_step import NormShare, TotalUnits, TrainStep, norm_of, norm_share
-from ddp_train.training.parts.components import without_gradients_for
+from ddp_train.training.parts.turns import without_gradients_for
 
 
 class TurnsStep(TrainStep):

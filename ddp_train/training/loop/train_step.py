@@ -22,7 +22,8 @@ from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.system.phase import Part
-from ddp_train.training.parts.components import Components, Turn
+from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.turns import Turn
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
 

@@ -1,20 +1,9 @@
-"""The components of a run on one rank; and turns.
-
-A plain step is one turn. Within a step of several, parts of the objective train one after the other, each its own parameters by its own
-loss (a GAN). A turn has a `LossModule` of its own around the whole model, which the strategy wraps while the parameters of others are
-frozen: so DDP waits for the gradients of this turn alone, and finds all of them. While a turn is taken the others' parameters take no
-gradient. All share one optimizer, which leaves alone what has none.
-"""
+"""The components of a run on one rank: all that an evaluation works with, and all that training does."""
 
 from __future__ import annotations
 
-import copy
-import gc
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,9 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.amp import Amp
-from ddp_train.checkpoint import codec
-from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, RunError, UserError, conflict, join_few
+from ddp_train.errors import ConfigError
 from ddp_train.interfaces import (
     AnyObjective,
     Batch,
@@ -36,94 +23,17 @@ from ddp_train.interfaces import (
     Strategy,
     SupportsCompare,
     SupportsPredict,
-    SupportsState,
     SupportsTurnsAt,
-    TurnObjective,
 )
-from ddp_train.interfaces.parameters import matching, named_parameters
 from ddp_train.interfaces.run import implements
 from ddp_train.loader.loader import EvaluationLoader, TrainLoader
 from ddp_train.loader.reader import LengthPlan
 from ddp_train.training.parts.metric import Metric, goals_of
+from ddp_train.training.parts.turns import Turn, Turns
 from ddp_train.training.record.throughput import Throughput
 
 if TYPE_CHECKING:
     from ddp_train.training.parts.compiled import Compiled
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """One part of a step, or all of it."""
-
-    name: str | None = None  # None: of an objective that takes no turns
-    wrapped: nn.Module  # computes the turn's loss of a batch, as the strategy has wrapped it
-    others: Sequence[nn.Parameter] = ()  # that other turns train
-
-
-@contextmanager
-def without_gradients_for(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let none of the parameters take a gradient."""
-    learning = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in learning:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
-
-
-class Turns:
-    """The turns of a step, as the strategy has wrapped them. `make` returns them, anew at each call. Collective."""
-
-    def __init__(self, make: Callable[[], list[Turn]]) -> None:
-        self._make = make
-        self.all = make()
-
-    @property
-    def plain(self) -> Turn:
-        """The only one, of an objective that takes no turns."""
-        return self.all[0]
-
-    @property
-    def by_name(self) -> dict[str, Turn]:
-        """Those of an objective whose parts take turns; {} for any other."""
-        return {turn.name: turn for turn in self.all if turn.name is not None}
-
-    def rewrap(self) -> None:
-        """Let the strategy wrap the model again, because other parameters are trained now. Collective."""
-        self.all = []
-        gc.collect()  # the old one is in a reference cycle, and its hooks stay on the parameters as long as it lives
-        self.all = self._make()
-
-
-def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> list[Turn]:
-    """Return the turns of a step: each trains something, and each parameter is in one. Collective."""
-    if not isinstance(objective, TurnObjective):
-        return [Turn(wrapped=strategy.prepare(as_loss_module(trained_module, objective), world.device, world.size))]
-    named = named_parameters(trained_module)
-    parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-    chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
-    if "" in chosen:
-        happened = f"{type(objective).__name__} has a turn without a name: {list(chosen)}"
-        raise ConfigError(key="objective", happened=happened, expected="a name for each of its turns")
-    if idle := [turn for turn, names in chosen.items() if not names]:
-        happened = f"the turn {idle[0]} of {type(objective).__name__} trains nothing: all its parameters are frozen"
-        raise ConfigError(key="objective", happened=happened, expected="a turn that trains something; `turns_at` leaves a turn out")
-    if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
-        happened = f"{len(left)} parameters are in no turn of {type(objective).__name__}: {join_few(left)}"
-        raise ConfigError(key="objective", happened=happened, expected="each in one at least, or requires_grad=False")
-    if strategy.graph_is_static and sum(map(len, chosen.values())) > len(parameters):
-        happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"
-        raise conflict("strategy.static_graph", happened, "false")
-    model = trained_module.model if isinstance(trained_module, LossModule) else trained_module
-    turns = []
-    for name, names in chosen.items():
-        others = [parameter for each, parameter in parameters.items() if each not in names]
-        with without_gradients_for(others):
-            wrapped = strategy.prepare(LossModule(model, objective, turn=name), world.device, world.size)
-        turns.append(Turn(name=name, wrapped=wrapped, others=others))
-    return turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +82,6 @@ class EvaluationComponents:
         if with_predictions:
             return Scored(*cast(SupportsPredict, self.objective).predict(self.model, batch))
         return Scored(self.objective.score(self.model, batch))
-
-
-def as_loss_module(trained_module: nn.Module, objective: AnyObjective) -> LossModule:
-    """Return the `LossModule` of the objective and the trained module, for a strategy to wrap."""
-    return trained_module if isinstance(trained_module, LossModule) else LossModule(trained_module, objective, has_state=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,55 +145,3 @@ class Components(EvaluationComponents):
         if self.train_loader.grad_accum_steps == 1 or self.turns.by_name:  # each turn of several has buckets of its own
             return False
         return self.strategy.zeroes_gradients_in_place(self.turns.plain.wrapped)
-
-
-def _stateful(callbacks: Mapping[str, Callback]) -> dict[str, SupportsState]:
-    """Return the callbacks whose state a checkpoint has, by name."""
-    return {name: callback for name, callback in callbacks.items() if isinstance(callback, SupportsState)}
-
-
-def fresh_states(callbacks: Mapping[str, Callback]) -> dict[str, Any]:
-    """Return copies of the states that callbacks have now, by name: call it when they are made."""
-    states = {}
-    for name, callback in _stateful(callbacks).items():
-        with callback_errors(name, "state_dict"):
-            states[name] = copy.deepcopy(callback.state_dict())
-    return states
-
-
-def callback_states(components: Components, world: World) -> dict[str, dict[str, Any]]:
-    """Return the callbacks' states by name. Collective. Raises RunError: they differ between ranks (of tensors, types and shapes count)."""
-    states = {name: callback.state_dict() for name, callback in _stateful(components.callbacks).items()}
-    if states:
-        by_rank = world.gather({name: json.dumps(codec.encode(state, name)[0], sort_keys=True) for name, state in states.items()})
-        for rank, name in product(range(world.size), states):
-            if by_rank[rank][name] != by_rank[0][name]:
-                happened = f"its state_dict() is not the same on rank {rank} as on rank 0"
-                expected = "the same state on every rank: a checkpoint has one"
-                fix = "reduce it over the ranks in `on_save`, or leave it out"
-                raise RunError(key=f"callbacks.{name}", happened=happened, expected=expected, fix=fix)
-    return states
-
-
-def load_callback_states(components: Components, saved: Mapping[str, Any]) -> list[str]:
-    """Load each callback's state; where the checkpoint has none, its `fresh_states` one. Return a line for each that is new or gone."""
-    loading = _stateful(components.callbacks)
-    states = {**copy.deepcopy(components.fresh_states), **saved}
-    for name in loading.keys() & states.keys():
-        with callback_errors(name, "load_state_dict"):
-            loading[name].load_state_dict(states[name])
-    lines = [f"callbacks.{name} has no state in the checkpoint and starts fresh" for name in loading if name not in saved]
-    return lines + [f"callbacks.{name} was removed; its state in the checkpoint is dropped" for name in saved if name not in loading]
-
-
-@contextmanager
-def callback_errors(name: str, method: str) -> Iterator[None]:
-    """Add the config key of the callback, and its method, to an error of the block."""
-    try:
-        yield
-    except UserError as error:
-        error.put_under(f"callbacks.{name}")
-        raise
-    except Exception as error:
-        error.add_note(f"config key: callbacks.{name} (in its `{method}`)")
-        raise

@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces.batch import describe
 from ddp_train.interfaces.parameters import plain_name
+from ddp_train.interfaces.run import callback_errors
 from ddp_train.interfaces.strategy import MemoryKey, is_sharded, local_rows, shard_like
-from ddp_train.training.parts.components import Components, EvaluationComponents, callback_errors
+from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.traits import has_modes
 
 

@@ -1,25 +1,30 @@
 """The content of a checkpoint: `checkpoint_content` makes it from the parts of a run that have a state, and `start_from` loads it."""
 
+import copy
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ddp_train.checkpoint.codec import Leaf
+from ddp_train.checkpoint.codec import Leaf, encode
 from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
 from ddp_train.distributed.world import World
-from ddp_train.errors import UserError
+from ddp_train.errors import RunError, UserError
+from ddp_train.interfaces import Callback, SupportsState
 from ddp_train.interfaces.batch import map_tensors, tensors_of
 from ddp_train.interfaces.parameters import named_parameters, plain_name
+from ddp_train.interfaces.run import callback_errors
 from ddp_train.interfaces.strategy import MemoryKey, is_sharded, memory_key
 from ddp_train.optimizer.groups import compare_optimizer, load_optimizer, parameter_names, regrouped, regrouped_schedule, saved_class
-from ddp_train.training.parts.components import Components, callback_states, load_callback_states
+from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import KeptWeights, averages, training_mode
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state.weights import compare_model, put_states, sharded_weights
@@ -228,3 +233,42 @@ def _sharded_like(components: Components, plain: Mapping[str, Any], leaves: Mapp
         if like is not None and is_sharded(like) and tuple(like.shape) == leaf.shape:
             layouts[name] = like
     return layouts
+
+
+def _stateful(callbacks: Mapping[str, Callback]) -> dict[str, SupportsState]:
+    """Return the callbacks whose state a checkpoint has, by name."""
+    return {name: callback for name, callback in callbacks.items() if isinstance(callback, SupportsState)}
+
+
+def fresh_states(callbacks: Mapping[str, Callback]) -> dict[str, Any]:
+    """Return copies of the states that callbacks have now, by name: call it when they are made."""
+    states = {}
+    for name, callback in _stateful(callbacks).items():
+        with callback_errors(name, "state_dict"):
+            states[name] = copy.deepcopy(callback.state_dict())
+    return states
+
+
+def callback_states(components: Components, world: World) -> dict[str, dict[str, Any]]:
+    """Return the callbacks' states by name. Collective. Raises RunError: they differ between ranks (of tensors, types and shapes count)."""
+    states = {name: callback.state_dict() for name, callback in _stateful(components.callbacks).items()}
+    if states:
+        by_rank = world.gather({name: json.dumps(encode(state, name)[0], sort_keys=True) for name, state in states.items()})
+        for rank, name in product(range(world.size), states):
+            if by_rank[rank][name] != by_rank[0][name]:
+                happened = f"its state_dict() is not the same on rank {rank} as on rank 0"
+                expected = "the same state on every rank: a checkpoint has one"
+                fix = "reduce it over the ranks in `on_save`, or leave it out"
+                raise RunError(key=f"callbacks.{name}", happened=happened, expected=expected, fix=fix)
+    return states
+
+
+def load_callback_states(components: Components, saved: Mapping[str, Any]) -> list[str]:
+    """Load each callback's state; where the checkpoint has none, its `fresh_states` one. Return a line for each that is new or gone."""
+    loading = _stateful(components.callbacks)
+    states = {**copy.deepcopy(components.fresh_states), **saved}
+    for name in loading.keys() & states.keys():
+        with callback_errors(name, "load_state_dict"):
+            loading[name].load_state_dict(states[name])
+    lines = [f"callbacks.{name} has no state in the checkpoint and starts fresh" for name in loading if name not in saved]
+    return lines + [f"callbacks.{name} was removed; its state in the checkpoint is dropped" for name in saved if name not in loading]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_train.distributed.world import World
-from ddp_train.training.parts.components import Turn, Turns, as_loss_module
+from ddp_train.training.parts.turns import Turn, Turns, as_loss_module
 from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer
 

@@ -20,7 +20,8 @@ from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.supervised import LossObjective, as_objective
 from ddp_train.training.check.sanity_check import try_first_batches
-from ddp_train.training.parts.components import Components, Turns, make_turns
+from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.turns import Turns, make_turns
 from ddp_train.training.record import throughput
 from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer

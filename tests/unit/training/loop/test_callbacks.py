@@ -23,7 +23,7 @@ from ddp_train.interfaces.run import implements
 from ddp_train.run_folder.result import Status
 from ddp_train.training.loop.callbacks import Callbacks, RunView
 from ddp_train.training.loop.trainer import Trainer
-from ddp_train.training.parts.components import Turns, make_turns
+from ddp_train.training.parts.turns import Turns, make_turns
 from ddp_train.training.record.logged import Reduction
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums

@@ -21,7 +21,7 @@ from ddp_train.training.loop import time_record
 from ddp_train.training.loop.hooks import Hooks
 from ddp_train.training.loop.time_record import DeviceTimeSplit, TimeRecord, TimeSplit
 from ddp_train.training.loop.trainer import Trainer
-from ddp_train.training.parts.components import Turn, Turns
+from ddp_train.training.parts.turns import Turn, Turns
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import Jump

@@ -24,7 +24,7 @@ from ddp_train.errors import ConfigError, RunError
 from ddp_train.model.gpt import GPT
 from ddp_train.rank.rank import end_compilers
 from ddp_train.training.parts.compiled import Compiled, compile_model, compile_note, keep_cache
-from ddp_train.training.parts.components import Turns, make_turns
+from ddp_train.training.parts.turns import Turns, make_turns
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
 

@@ -21,7 +21,7 @@ from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.parts import ChosenStop, components, saved, trainer
 
-HERE = "tests.unit.training.parts.test_components"
+HERE = "tests.unit.training.parts.test_turns"
 
 
 class Pair(nn.Module):
