@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -67,27 +67,35 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
     strategy = make_strategy(config.strategy)
     parts = _build_model(config, world, answers, strategy, eval_sources)
-    throughput, compiled, notes = _prepare_model(parts, config, world, strategy, source=source, compile_cache=compile_cache)
-    turns, optimizer, optimizer_shards, scheduler = _build_optimization(parts, config, world, answers, strategy)
+    prepared = _prepare_model(parts, config, world, strategy, source=source, compile_cache=compile_cache)
+    optimization = _build_optimization(parts, config, world, answers, strategy)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
     callbacks = make_callbacks(config.callbacks)
     components = Components(
-        **vars(replace(parts, compiled=compiled, callbacks=callbacks)),  # all that an evaluation has, too
-        fresh_states=fresh_states(callbacks),
-        turns=turns,
+        model=parts.model,
+        trained_module=parts.trained_module,
+        objective=parts.objective,
+        amp=parts.amp,
+        eval_loaders=parts.eval_loaders,
+        callbacks=callbacks,
+        metrics=parts.metrics,
+        forward_is_collective=parts.forward_is_collective,
+        compiled=prepared.compiled,
+        turns=optimization.turns,
         strategy=strategy,
-        optimizer=optimizer,
-        optimizer_shards=optimizer_shards,
-        scheduler=scheduler,
+        optimizer=optimization.optimizer,
+        optimizer_shards=optimization.optimizer_shards,
+        scheduler=optimization.scheduler,
         scaler=parts.amp.scaler(world.device, world.size),
         steps_in_backward=config.trainer.optimizer_in_backward,
         train_loader=train_loader,
         length_plan=data.make_length_plan(source, config.trainer),
         data_identity=identity_of(source, train_loader, config),
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
-        throughput=throughput,
+        throughput=prepared.throughput,
+        fresh_states=fresh_states(callbacks),
         answers=answers,
-        notes=notes,
+        notes=prepared.notes,
     )
     is_measured = config.batch.is_open and world.device.type != "meta"
     return _with_measured_micro_batch(components, config, world, source) if is_measured else components
@@ -97,25 +105,30 @@ def _build_model(
     config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy, eval_sources: Mapping[str, Source]
 ) -> EvaluationComponents:
     """Build the model and the objective, and what evaluates them. The strategy has not wrapped them yet. Collective."""
-    model, objective, trained_module = build_model_and_objective(config, world, answers, strategy)
+    made = build_model_and_objective(config, world, answers, strategy)
     return EvaluationComponents(
-        model=model,
-        trained_module=trained_module,
-        objective=objective,
-        eval_loaders=_eval_loaders(config, world, objective, eval_sources),
+        model=made.model,
+        trained_module=made.trained_module,
+        objective=made.objective,
+        eval_loaders=_eval_loaders(config, world, made.objective, eval_sources),
         amp=instantiate(config.amp, key="amp", answers=answers),
-        metrics=build_metrics(config.evaluation.metrics, objective, world, answers),
+        metrics=build_metrics(config.evaluation.metrics, made.objective, world, answers),
         forward_is_collective=strategy.shards_parameters and world.has_group,
     )
 
 
+class _PreparedModel(NamedTuple):
+    throughput: Throughput  # of the model as it was built
+    compiled: Compiled | None
+    notes: list[str]
+
+
 def _prepare_model(
     parts: EvaluationComponents, config: RunConfig, world: World, strategy: Strategy, *, source: Source, compile_cache: Path | None
-) -> tuple[Throughput, Compiled | None, list[str]]:
+) -> _PreparedModel:
     """Freeze parameters; let the model recompute activations and be compiled, where the config says so. Collective.
 
-    Return what measures its throughput, what compiles it, and notes. All of it comes before the strategy wraps the model, which must know
-    what is trained; and its throughput is that of the model as it was built.
+    All of it comes before the strategy wraps the model, which must know what is trained.
     """
     freeze(parts.trained_module, groups_of(config.optimizer))
     if not any(parameter.requires_grad for parameter in parts.trained_module.parameters()):
@@ -134,13 +147,20 @@ def _prepare_model(
         called = [*parts.model.children()] if isinstance(parts.objective, TurnObjective) else [parts.model]
         compiled = compile_model(parts.model, config.compile, world, parts=called, cache_folder=compile_cache)
         notes.append(compile_note(compiled, config.compile))
-    return throughput, compiled, [line for line in notes if line]
+    return _PreparedModel(throughput, compiled, [line for line in notes if line])
+
+
+class _Optimization(NamedTuple):
+    turns: Turns
+    optimizer: Optimizer
+    optimizer_shards: Mapping[Tensor, Tensor]
+    scheduler: Scheduler
 
 
 def _build_optimization(
     parts: EvaluationComponents, config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy
-) -> tuple[Turns, Optimizer, Mapping[Tensor, Tensor], Scheduler]:
-    """Return the turns, the optimizer, the shards that it steps, and the scheduler. Collective.
+) -> _Optimization:
+    """Let the strategy wrap the model for each turn, and make optimizer and scheduler. Collective.
 
     The strategy wraps the model first: that may move its parameters, or shard them, and the optimizer takes them as they are then.
     """
@@ -149,7 +169,8 @@ def _build_optimization(
     if world.has_group:
         require_rows(strategy, optimizer)
     shards = strategy.setup_optimizer(optimizer) if world.has_group else {}
-    return turns, optimizer, shards, make_scheduler(config.scheduler, optimizer, answers=answers, goals=parts.goals)
+    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=parts.goals)
+    return _Optimization(turns, optimizer, shards, scheduler)
 
 
 def _with_measured_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> Components:

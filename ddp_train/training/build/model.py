@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,10 +58,14 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, 
     return model
 
 
-def build_model_and_objective(
-    config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy
-) -> tuple[nn.Module, AnyObjective, nn.Module]:
-    """Return the model, the objective, and both in one module where the objective has a state of its own, else the model again."""
+class ModelAndObjective(NamedTuple):
+    model: nn.Module
+    objective: AnyObjective
+    trained_module: nn.Module  # both in one where the objective has a state of its own, else the model
+
+
+def build_model_and_objective(config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy) -> ModelAndObjective:
+    """Make the model, and the objective that may bind it or borrow weights."""
     model = build_model(config, world, answers, is_filled=strategy.shards_parameters and world.size > 1)
     with world.device if world.device.type == "meta" else nullcontext():
         objective = instantiate(config.objective, key="objective", answers=answers)
@@ -80,7 +84,7 @@ def build_model_and_objective(
 
         for part, source in objective.borrows.items():
             world.print(*load_initial_weights(Path(source), getattr(objective, part), world, renames={}, is_strict=True))
-    return model, objective, LossModule(model, objective) if has_state(objective) else model
+    return ModelAndObjective(model, objective, LossModule(model, objective) if has_state(objective) else model)
 
 
 def has_state(objective: AnyObjective) -> bool:
