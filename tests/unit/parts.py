@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from ddp_train import CONF
 from ddp_train.checkpoint.manifest import FileEntry, Manifest, Ranking
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.schedule import CheckpointSchedule
 from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ProfileConfig
@@ -80,22 +79,15 @@ class PassedRecords(Records):
         pass
 
 
-class ChosenSteps(CheckpointSchedule):
-    """Saves after the steps that `is_due` chooses."""
-
-    def __init__(self, is_due: Callable[[int], bool]) -> None:
-        self.is_due = is_due
-
-    def decide(self, step: int, *, is_agreed: bool) -> bool:
-        return self.is_due(step)
-
-
 class PassedSaves(Checkpoints):
     """Passes to `to` what is to be saved, after the steps that `is_due` chooses; has nothing to go back to."""
 
     def __init__(self, to: Callable[[WindowSums], object], is_due: Callable[[int], bool]) -> None:
         self.to = to
-        self.schedule = ChosenSteps(is_due)
+        self.is_due = is_due
+
+    def decide(self, step: int, *, is_agreed: bool) -> bool:
+        return self.is_due(step)
 
     def save(self, window: WindowSums) -> None:
         self.to(window)

@@ -138,7 +138,7 @@ class Trainer:
             with self.window.excluded():
                 goes_on = goes_on and self.evaluate()
             state.evaluation_pending = not goes_on
-        is_due = not goes_on or self.services.checkpoints.schedule.decide(state.step, is_agreed=agreed.is_save_agreed)
+        is_due = not goes_on or self.services.checkpoints.decide(state.step, is_agreed=agreed.is_save_agreed)
         if is_due or state.is_over(self.components.total_steps):
             if not is_judged:  # weights that are lost must not replace good ones
                 self._judge(self.window.read(Reduction(self.world)))

@@ -52,9 +52,9 @@ class Checkpoints:
         ask_to_save: Callable[[], bool],
     ) -> None:
         """Listen to the records, and for a GPU let a thread get memory for the first save; `keep` is of `retention`. Collective."""
-        self.run_folder, self.components, self.state, self.world = run_folder, components, state, world
-        self.keep, self.records, self.phases = keep, records, phases
-        self.saver = Saver(
+        self._run_folder, self._components, self._state, self._world = run_folder, components, state, world
+        self._keep, self._records, self._phases = keep, records, phases
+        self._saver = Saver(
             folder=run_folder.checkpoints,
             world=world,
             config_hash=config.hash(),
@@ -64,8 +64,8 @@ class Checkpoints:
             on_progress=phases.report_progress,
         )
         if world.device.type == "cuda":
-            self.saver.make_room(estimate_share(components, world))
-        self.schedule = CheckpointSchedule(
+            self._saver.make_room(estimate_share(components, world))
+        self._schedule = CheckpointSchedule(
             every_evaluation=config.checkpoint.every_evaluation,
             every_steps=config.checkpoint.every_steps,
             every_minutes=config.checkpoint.every_minutes,
@@ -73,18 +73,22 @@ class Checkpoints:
             saved=_saved_checkpoints(run_folder, world),
             ask_to_save=ask_to_save,
         )
-        records.listen(self.schedule.note)
+        records.listen(self._schedule.note)
+
+    def decide(self, step: int, *, is_agreed: bool) -> bool:
+        """Decide on every rank whether to save after a step and its evaluation, as `CheckpointSchedule.decide` does."""
+        return self._schedule.decide(step, is_agreed=is_agreed)
 
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
-        self.saver.finish()  # before the collective: the store reports a lost rank at once
-        with weights_to_evaluate(self.components) as kept:
-            content = checkpoint_content(self.components, self.state, window, self.world, kept)
-            self.saver.save(content, metrics=self.schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
+        self._saver.finish()  # before the collective: the store reports a lost rank at once
+        with weights_to_evaluate(self._components) as kept:
+            content = checkpoint_content(self._components, self._state, window, self._world, kept)
+            self._saver.save(content, metrics=self._schedule.metrics_of(self._state.step), ranked_by=self._keep.ranking)
 
     def finish(self) -> str | None:
         """Wait until the newest checkpoint is complete; return its error, or None. Collective."""
-        return self.saver.finish()
+        return self._saver.finish()
 
     def rewind(self, cause: Rewind) -> None:
         """Load the newest good checkpoint into the components and the state, but for the position in the data. Collective.
@@ -95,17 +99,17 @@ class Checkpoints:
 
         Source: Chowdhery et al. 2022, arXiv:2204.02311, section 5.1 (PaLM: spikes come from a batch and a state of the weights together).
         """
-        state = self.state
-        self.phases.enter(Phase.START, state.step)  # reading a checkpoint takes its time
-        self.saver.finish()
-        self.records.log_event(cause.event, cause.happened)
-        chosen = newest_good(self.run_folder.checkpoints, self.world, on_progress=self.phases.report_progress)
+        state = self._state
+        self._phases.enter(Phase.START, state.step)  # reading a checkpoint takes its time
+        self._saver.finish()
+        self._records.log_event(cause.event, cause.happened)
+        chosen = newest_good(self._run_folder.checkpoints, self._world, on_progress=self._phases.report_progress)
         if chosen is None:
             happened = f"{cause.happened}\n    There is no checkpoint to go back to yet"
             fix = "a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start"
             raise RewindError(key="checkpoint.every_steps", happened=happened, expected="a checkpoint before the first bad number", fix=fix)
         from_step, samples, jumps = state.step, state.samples, state.jumps
-        start_from(chosen, self.components, state, self.world, on_progress=self.phases.report_progress)
+        start_from(chosen, self._components, state, self._world, on_progress=self._phases.report_progress)
         if sum(jump.to_step == state.step for jump in jumps[-_MAX_REWINDS:]) == _MAX_REWINDS:
             raise RewindError(
                 key="health.on_nonfinite",
@@ -117,15 +121,15 @@ class Checkpoints:
         jump = Jump(from_step=from_step, to_step=state.step, samples=(state.samples, samples))
         state.samples, state.jumps = samples, [*jumps, jump]
         state.evaluation_pending = False  # it was done when this attempt began
-        if self.world.is_main:
+        if self._world.is_main:
             set_aside(chosen.parent, from_step=state.step, chosen=chosen)
-            predictions.forget_after(self.run_folder.predictions, state.step)
-        self.records.log_event(
+            predictions.forget_after(self._run_folder.predictions, state.step)
+        self._records.log_event(
             run_event("rewound", state.step, from_step=from_step, jumped=list(jump.samples)),
             f"rewound from step {from_step} to {chosen.name}; the data continues after sample {samples:,}",
         )
-        self.schedule.go_back(_saved_checkpoints(self.run_folder, self.world))
-        self.records.reopen()
+        self._schedule.go_back(_saved_checkpoints(self._run_folder, self._world))
+        self._records.reopen()
 
 
 def retention(settings: CheckpointConfig, components: EvaluationComponents) -> Retention:

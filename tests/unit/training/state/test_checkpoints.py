@@ -56,7 +56,7 @@ def test_a_rewind_brings_the_weights_back_while_the_data_goes_on(tmp_path: Path)
     events = [json.loads(line) for line in run_folder.events.read_text().splitlines()]
     assert [event["kind"] for event in events] == ["nonfinite", "rewound"]
     assert (events[1]["from_step"], events[1]["step"], events[1]["jumped"]) == (5, 2, [64, 160])
-    ours.records.close()
+    ours._records.close()
 
 
 def test_on_a_gpu_memory_for_the_first_save_is_asked_for_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_going_back_to_the_same_checkpoint_is_given_up_after_three_times(tmp_pat
         state.step, state.samples = state.step + 1, state.samples + 32
     with pytest.raises(RewindError, match="Going back to step 2 and continuing with other data has failed 3 times"):
         ours.rewind(Rewind({}, "lost"))
-    ours.records.close()
+    ours._records.close()
 
 
 def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
     phases.enter(Phase.START, 3)
     ours.rewind(Rewind({}, "lost"))
     moments.append(time.monotonic())
-    ours.records.close()
+    ours._records.close()
     assert (state.step, state.samples) == (1, 96)
     assert len(moments) > 20  # while it is verified, and while it is read
     longest = max(later - before for before, later in pairwise(moments))
