@@ -37,9 +37,11 @@ def train_with_pause(run: train_job.RankRun) -> Status:
     assert last_step is not None
     run = train_job.with_known_micro_batch(run)
     stop = StopAfter(stop=run.stop, state=state, last_step=last_step)
-    trainer = train_job.prepare_trainer(run, train_job.build_components(run), ends_by=stop)
-    if trainer is None:
+    components = train_job.build_components(run)
+    data_changes = train_job.begin_or_resume(run, components)
+    if train_job.end_if_completed(run, components):
         return Status.COMPLETED
+    trainer = train_job.prepare_trainer(run, components, data_changes, ends_by=stop)
     end = train_job.train(run, trainer)
     if not stop.pauses or run.stop.is_last(state.steps_run):
         return train_job.finish_run(run, trainer, end)

@@ -71,8 +71,11 @@ def train_job(run: RankRun) -> Status:
     """Train to the end or to a stop, write result.json, and return the run's status. Collective."""
     run = with_known_micro_batch(run)
     components = build_components(run)
-    trainer = prepare_trainer(run, components)
-    return Status.COMPLETED if trainer is None else finish_run(run, trainer, train(run, trainer))
+    data_changes = begin_or_resume(run, components)
+    if end_if_completed(run, components):
+        return Status.COMPLETED
+    trainer = prepare_trainer(run, components, data_changes)
+    return finish_run(run, trainer, train(run, trainer))
 
 
 def with_known_micro_batch(run: RankRun) -> RankRun:
@@ -107,19 +110,95 @@ def _sweep_of(run_folder: RunFolder) -> Path | None:
     return sweep_of(run_folder.root)
 
 
-def prepare_trainer(run: RankRun, components: Components, *, ends_by: StopLine | None = None) -> Trainer | None:
-    """Begin or resume the run, and return its trainer; None: an earlier attempt has completed the run. Collective.
+def begin_or_resume(run: RankRun, components: Components) -> list[str]:
+    """Let the run go on from a checkpoint, or begin; return how its data has changed since, if that was accepted. Collective."""
+    retention(run.job.config.checkpoint, components)  # before anything is changed: it may refuse
+    checkpoint, data_changes = _choose_checkpoint(run, components)
+    _load(run, components, checkpoint)
+    if run.job.checkpoint is not None:
+        _forget_named_checkpoint(run)
+    if run.world.is_main:
+        print(summary.plan(run.job, components, run.state), flush=True)
+    return data_changes
 
-    `ends_by`: asked by the loop whether it ends, in the place of `run.stop`.
+
+def _choose_checkpoint(run: RankRun, components: Components) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint to resume from (None: the run begins), and how the data has changed since; set later ones aside. Collective."""
+    job, world = run.job, run.world
+    checkpoint = resumed_checkpoint(job.run_folder, job.checkpoint, world, on_progress=run.phases.report_progress)
+    data_changes = require_same_data(checkpoint, components.data_identity, world, job.config) if checkpoint else []
+    if world.is_main:
+        discard_later(job.run_folder, checkpoint, world)
+    return checkpoint, data_changes
+
+
+def _load(run: RankRun, components: Components, checkpoint: Path | None) -> None:
+    """Load the checkpoint into the components and the state; None: the run begins, with the weights of `init_from` if any. Collective."""
+    config, world, state = run.job.config, run.world, run.state
+    if checkpoint is None:
+        if config.init_from is not None:
+            _load_initial_weights(config, Path(config.init_from), components, world)
+        components.strategy.start_training(components.trained_module, {}, weights_are_equal=True)
+        return
+    rebuild_buckets(components, world)
+    restored = start_from(checkpoint, components, state, world, on_progress=run.phases.report_progress)
+    if not restored.has_random_streams:
+        seed_all(config.seed + state.step, rank=world.rank)  # new ones, not those of step 0 again
+    if state.early_end is not None and not state.early_end.holds(config.callbacks):
+        state.early_end = None  # asked of a callback that is not there any more, or not as it was
+
+
+def _forget_named_checkpoint(run: RankRun) -> None:
+    """Let later starts resume from the newest checkpoint: the one that a person named for this start is loaded."""
+    run_folder = run.job.run_folder
+    remember_run(run_folder.root)
+    if run.world.is_main and run_folder.launch.is_dir():  # also for the next start of what was submitted
+        run_folder.continued.touch()
+
+
+def _load_initial_weights(config: RunConfig, weights: Path, components: Components, world: World) -> None:
+    """Load the weights that `init_from` names, and print which. Collective."""
+    from ddp_train.training.state.initial_weights import load_initial_weights
+
+    if config.init_from_strict and world.is_main:
+        meaning = components.data_identity["meaning"]
+        changes = require_same_meaning(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
+        world.print(*(f"{line}; accepted" for line in changes))
+    world.print(*load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict))
+
+
+def end_if_completed(run: RankRun, components: Components) -> bool:
+    """End a run that an earlier attempt has completed, with the predictions that it lacks; return whether it is such a run. Collective."""
+    if not run.state.is_over(components.total_steps) or not run.world.from_main(run.job.run_folder.is_completed):
+        return False
+    _save_missing_predictions(run, components)
+    if run.world.is_main:
+        AttemptCount(run.job.run_folder).finish()
+        print(summary.over(run.job, run.state), flush=True)
+    return True
+
+
+def _save_missing_predictions(run: RankRun, components: Components) -> None:
+    """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
+    job, world, state = run.job, run.world, run.state
+    folder_of = partial(job.run_folder.predictions_of, state.step)
+    is_there = world.from_main(lambda: all(folder_of(name).exists() for name in components.eval_loaders))
+    if not job.config.evaluation.save_predictions or is_there:
+        return
+    with weights_to_evaluate(components):
+        metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: run.phases.enter(Phase.EVALUATION, state.step))
+    assert metrics is not None  # a stop before the first step ends the process
+    if world.is_main:
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.as_typed()}/predictions", flush=True)
+
+
+def prepare_trainer(run: RankRun, components: Components, data_changes: list[str], *, ends_by: StopLine | None = None) -> Trainer:
+    """Return the trainer of a run that has begun or resumed, and let rank 0 make room for what this attempt writes. Collective.
+
+    `data_changes`: of `begin_or_resume`, for an event. `ends_by`: asked by the loop whether it ends, in the place of `run.stop`.
     """
-    keep = retention(run.job.config.checkpoint, components)  # before anything is changed: it may refuse
-    data_changes = _begin_or_resume(run, components)
-    if run.state.is_over(components.total_steps) and run.world.from_main(run.job.run_folder.is_completed):
-        _save_missing_predictions(run, components)
-        if run.world.is_main:
-            AttemptCount(run.job.run_folder).finish()
-            print(summary.over(run.job, run.state), flush=True)
-        return None
+    keep = retention(run.job.config.checkpoint, components)
     if run.world.is_main:
         _clear_for_attempt(run, components, keep)
     records = Records(run.job.run_folder, run.world, partial(_writers, run, components) if run.world.is_main else list)
@@ -145,74 +224,6 @@ def prepare_trainer(run: RankRun, components: Components, *, ends_by: StopLine |
         started_at=time.time() - (time.monotonic() - run.started_monotonic),
     )
     return build_trainer(run.job.config, components, run.state, run.world, services)
-
-
-def _begin_or_resume(run: RankRun, components: Components) -> list[str]:
-    """Let the run go on from a checkpoint, or begin; return how its data has changed since, if that was accepted. Collective."""
-    checkpoint, data_changes = _choose_checkpoint(run, components)
-    _load(run, components, checkpoint)
-    if run.job.checkpoint is not None:
-        _forget_named_checkpoint(run)
-    if run.world.is_main:
-        print(summary.plan(run.job, components, run.state), flush=True)
-    return data_changes
-
-
-def _choose_checkpoint(run: RankRun, components: Components) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint to resume from (None: the run begins), and how the data has changed since; set later ones aside. Collective."""
-    job, world = run.job, run.world
-    checkpoint = resumed_checkpoint(job.run_folder, job.checkpoint, world, on_progress=run.phases.report_progress)
-    data_changes = require_same_data(checkpoint, components.data_identity, world, job.config) if checkpoint else []
-    if world.is_main:
-        discard_later(job.run_folder, checkpoint, world)
-    return checkpoint, data_changes
-
-
-def _load(run: RankRun, components: Components, checkpoint: Path | None) -> None:
-    """Load the checkpoint into the components and the state; None: the initial weights, if others are to be taken. Collective."""
-    config, world, state = run.job.config, run.world, run.state
-    if checkpoint is not None:
-        rebuild_buckets(components, world)
-    elif config.init_from is not None:
-        _load_initial_weights(config, Path(config.init_from), components, world)
-    if not start_from(checkpoint, components, state, world, on_progress=run.phases.report_progress):
-        seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
-    if state.early_end is not None and not state.early_end.holds(config.callbacks):
-        state.early_end = None  # asked of a callback that is not there any more, or not as it was
-
-
-def _forget_named_checkpoint(run: RankRun) -> None:
-    """Let later starts resume from the newest checkpoint: the one that a person named for this start is loaded."""
-    run_folder = run.job.run_folder
-    remember_run(run_folder.root)
-    if run.world.is_main and run_folder.launch.is_dir():  # also for the next start of what was submitted
-        run_folder.continued.touch()
-
-
-def _load_initial_weights(config: RunConfig, weights: Path, components: Components, world: World) -> None:
-    """Load the weights that `init_from` names, and print which. Collective."""
-    from ddp_train.training.state.initial_weights import load_initial_weights
-
-    if config.init_from_strict and world.is_main:
-        meaning = components.data_identity["meaning"]
-        changes = require_same_meaning(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
-        world.print(*(f"{line}; accepted" for line in changes))
-    world.print(*load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict))
-
-
-def _save_missing_predictions(run: RankRun, components: Components) -> None:
-    """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
-    job, world, state = run.job, run.world, run.state
-    folder_of = partial(job.run_folder.predictions_of, state.step)
-    is_there = world.from_main(lambda: all(folder_of(name).exists() for name in components.eval_loaders))
-    if not job.config.evaluation.save_predictions or is_there:
-        return
-    with weights_to_evaluate(components):
-        metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: run.phases.enter(Phase.EVALUATION, state.step))
-    assert metrics is not None  # a stop before the first step ends the process
-    if world.is_main:
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.as_typed()}/predictions", flush=True)
 
 
 def _clear_for_attempt(run: RankRun, components: Components, keep: Retention) -> None:
