@@ -12,20 +12,7 @@ Components import seams from here, functions from their modules, and none of ano
 
 from ddp_train.interfaces.batch import Batch, Counted, Pixels
 from ddp_train.interfaces.data import DataSource, Indices, Sampler
-from ddp_train.interfaces.objective import (
-    AnyObjective,
-    BorrowsWeights,
-    HasUnit,
-    LossModule,
-    Objective,
-    Scored,
-    SupportsBindModel,
-    SupportsCompare,
-    SupportsInfer,
-    SupportsPredict,
-    SupportsTurnsAt,
-    TurnObjective,
-)
+from ddp_train.interfaces.objective import BatchLoss, Evaluated, LossModule, LossSum, Objective, Ratio, TurnObjective, Value
 from ddp_train.interfaces.run import Callback, MetricWriter, Run, Scheduler, SupportsImages, SupportsState, SupportsTexts
 from ddp_train.interfaces.strategy import ExchangeClock, LocalWeights, MemoryKey, RankMemory, Strategy
 from ddp_train.traits import Goal

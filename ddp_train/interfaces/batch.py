@@ -60,6 +60,13 @@ def batch_size(batch: Batch) -> int:
     raise TypeError(f"a batch is tensors with a leading dimension B in tuples, lists or dicts; found none in a {type(batch).__name__}")
 
 
+def call_model(model: Callable[..., Any], inputs: Batch) -> Any:
+    """Return a model's outputs for inputs: a tensor, or a tuple or a dict of its arguments."""
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
 def tensors_of(batch: Batch) -> Iterator[Tensor]:
     """Yield the tensors of the nest, in order."""
     if isinstance(batch, Tensor):

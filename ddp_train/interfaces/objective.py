@@ -1,140 +1,232 @@
-"""What an objective must offer, and what computes its loss.
+"""What an objective must offer: the loss that training minimises, and what an evaluation measures. And what computes its loss.
 
-Components take plain keyword arguments and know nothing of Hydra. Of ranks only the strategy and the loss scaler are told. What has no
-protocol here is torch's own: a model is an `nn.Module`, an optimizer is torch's. A loss function is adapted by objective/supervised.py.
-Shapes: B samples, K classes.
+Its methods return values for each sample. The loop knows how many samples it has asked for: it adds up, over micro-batches and ranks, and
+divides once. So nothing is declared as a sum or a mean:
+
+a tensor [B]                        one value for each sample; the mean over all samples is minimised, or reported
+a tensor []                         the mean over the batch's samples, as torch's losses return it
+`Ratio(numerator, denominator)`     a mean over something else (tokens, pixels): both are added up, then divided
+
+Components take plain keyword arguments and know nothing of Hydra. What has no interface here is torch's own: a model is an `nn.Module`, an
+optimizer is torch's. A loss function is adapted by objective/supervised.py. Shapes: B samples, K columns.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, cast, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddp_train.interfaces.batch import Batch
-from ddp_train.traits import Goal
+from ddp_train.interfaces.batch import Batch, batch_size, call_model, describe
+from ddp_train.traits import Goal, ObjectiveConstants
+
+_HALF = (torch.float16, torch.bfloat16)
+_is_in_step: ContextVar[bool] = ContextVar("is_in_step", default=False)
 
 
-class Scored(NamedTuple):
-    """What evaluation gets from one forward of a batch. A plain tuple will do, too."""
+class Ratio(NamedTuple):
+    """A mean that is not over samples: the sum of one over the sum of the other, in all batches, on all ranks.
 
-    sums: dict[str, Tensor]  # what `score` returns
-    rows: Mapping[str, Tensor] = {}  # one for each sample: name -> [B, ...], alike in every batch
+    With a mask: `Ratio((losses * mask), mask)`, or where masked values may be infinite, `Ratio(losses.where(mask, 0), mask)`.
+    """
+
+    numerator: Tensor  # any shape
+    denominator: Tensor | int  # any shape; an int: as many for each sample, which spares one small all-reduce a step
+    by_column: bool = False  # both are [B, K], and give K numbers: one for each class
+
+
+Value = Tensor | Ratio
+
+
+class Evaluated(NamedTuple):
+    """All that one forward of a batch gives to an evaluation."""
+
+    values: Mapping[str, Value]  # of which the means are reported
+    rows: Mapping[str, Tensor] = {}  # more to save for each sample (`evaluation.save_predictions`): name -> [B, ...], alike in every batch
     compared: tuple[Any, Any] | None = None  # for `evaluation.metrics`: predictions as torchmetrics takes them (probabilities), targets
 
 
-class BaseObjective(Protocol):
-    """All of an objective but its loss: its metrics and its unit. Its class may declare `ObjectiveConstants`."""
+class Objective(ObjectiveConstants, ABC):
+    """A task: its loss, and what its evaluation reports. `loss` alone is enough.
 
-    goals: Mapping[str, Goal]
-    """The metrics that `metrics` returns, the headline one first, and which way is better."""
-
-    def weight(self, batch: Batch) -> int | Tensor:
-        """Count the units (samples, tokens) that the batch's loss sums over.
-
-        An int when the shapes alone tell, the same for every sample; else a tensor of shape [], which costs one small all-reduce a step.
-        """
-
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return a batch's totals, which evaluation adds up: floats for sums, int64 for counts; of shape [], or [K] for one per class."""
-
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Turn the sums over the whole evaluation set into metrics: numbers, and lists of them for what has shape [K]."""
-
-
-class Objective(BaseObjective, Protocol):
-    """Defines the loss that training minimises, and the metrics of evaluation.
-
+    `model` is the user's own on any number of ranks: it may be called several times, and so may methods of it.
     One that is an `nn.Module` may have parameters (a temperature, centres) and buffers: they are trained, shared and saved as the model's.
     """
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss summed over the batch's units, shape [], with gradient.
+    goals: Mapping[str, Goal] = {"loss": "min"}
+    """The reported metrics that have a better end, the headline one first: `ddp-train runs`, the best checkpoint and sweeps go by it."""
 
-        `model` is the user's own on any number of ranks: it may be called several times, and so may methods of it.
+    unit: str = "sample"
+    """What the denominator of a loss that is a `Ratio` counts: token, next_token (tokens that another one comes before) or another word."""
 
-        The sum, not the mean: the loop divides it by the units of the whole global batch, over all ranks and micro-batches.
+    borrows: Mapping[str, str] = {}
+    """Name of a part of the objective, an `nn.Module` (a teacher) -> the weights that it begins with, as `init_from` takes them."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Value:
+        """Return the loss of each sample, shape [B], their mean, shape [], or a `Ratio`, with gradient."""
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Value] | Evaluated:
+        """Return what is reported, by name: for each sample a number or whether something is so, shape [B]; a mean; a `Ratio`."""
+        return {"loss": self.loss(model, batch)}
+
+    def metrics(self, means: Mapping[str, Any]) -> Mapping[str, float]:
+        """Return the metrics, from the means of `evaluate`'s values over all samples: numbers, and lists of them for columns.
+
+        By default the means. Override it for what is computed of means: a perplexity, a root. A mean of nothing is NaN.
+        """
+        return means
+
+    def infer(self, model: nn.Module, inputs: Any) -> Mapping[str, Tensor]:
+        """Return one row for each sample without targets, name -> [B, ...], alike in every batch: for `ddp-train predict`.
+
+        `inputs` are a batch without targets: a tuple or a dict of the model's arguments. By default the tensors that the model returns.
+        """
+        outputs = call_model(model, inputs)
+        if isinstance(outputs, Tensor):
+            return {"output": outputs}
+        by_name = outputs if isinstance(outputs, Mapping) else dict(enumerate(outputs)) if isinstance(outputs, (tuple, list)) else {}
+        named = {name if isinstance(name, str) else f"output_{name}": value for name, value in by_name.items()}
+        size = batch_size(inputs)
+        return {name: value for name, value in named.items() if isinstance(value, Tensor) and value.ndim and len(value) == size}
+
+    def bind_model(self, model: nn.Module) -> None:
+        """Look at the model before the first batch, before anything wraps it.
+
+        It has values, which may be copied; a class that reads none may say `binds_without_values = True`, and spares a rank making them.
         """
 
 
-@runtime_checkable
-class TurnObjective(BaseObjective, Protocol):
+class TurnObjective(Objective):
     """An objective whose parts take turns within a step, each with a loss and parameters of its own: a GAN, actor and critic.
 
-    One optimizer step of each turn makes a step of the run. All turns of a step get the same micro-batches, and `weight` holds for each.
+    One optimizer step of each turn makes a step of the run. All turns of a step get the same micro-batches.
     """
 
     turns: Mapping[str, Sequence[str]]
     """Name of a turn -> the parameters that it trains, as `matching` takes them, in their order; each parameter is in one at least."""
 
-    def loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
-        """Return one turn's loss, shape [], with gradient: the sum over the batch's units. Unlike `Objective.loss` it takes a turn's name.
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch, turn: str = "") -> Tensor:
+        """Return one turn's loss with gradient: of each sample, shape [B], or their mean, shape []. Any part of the model may be called."""
 
-        Any part of the model may be called.
-        """
-
-
-AnyObjective = Objective | TurnObjective
-"""One that has a loss, or one for each turn."""
-
-
-@runtime_checkable
-class SupportsTurnsAt(Protocol):
-    """An objective whose parts take turns, but not each in every step."""
+    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Value] | Evaluated:
+        """Return the loss of each turn by the turn's name."""
+        return {f"loss_{turn}": self.loss(model, batch, turn) for turn in self.turns}
 
     def turns_at(self, step: int) -> Sequence[str]:
         """Return the turns of the step that comes after `step` steps, one at least, in their order, the same on every rank."""
+        return list(self.turns)
 
 
-@runtime_checkable
-class HasUnit(Protocol):
-    """An objective that names the unit that its `weight` counts."""
+class BatchLoss(Objective):
+    """An objective whose loss compares the samples of a batch with each other: contrastive learning, Dice over a batch.
 
-    unit: str
-    """token, next_token (tokens that another one comes before), sample or another word."""
+    `loss` returns the mean, shape []. It depends on which samples come together: on the micro-batch of a rank, which changes with the number
+    of ranks; or, with `gathers`, on the whole global batch, whatever the number of ranks.
+    """
 
+    compares_samples = True
+    gathers: bool = False
+    """Whether `gather` returns the rows of all ranks. It needs one micro-batch a step, and as many samples on each rank."""
 
-@runtime_checkable
-class SupportsPredict(Protocol):
-    """An objective that also returns its predictions for each sample of an evaluation: for `evaluation.save_predictions=true`."""
-
-    def predict(self, model: nn.Module, batch: Batch) -> Scored:
-        """Return sums and rows. Each name is that of a file NAME.npy with one row for each evaluation sample, in the data set's order."""
-
-
-@runtime_checkable
-class SupportsCompare(Protocol):
-    """An objective that also returns predictions with their targets: for `evaluation.metrics`."""
-
-    def compare(self, model: nn.Module, batch: Batch) -> Scored:
-        """Return sums, the rows of `predict` ({} without), and predictions, one row for each sample, with targets, which have a length."""
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the rows of the global batch, [B, ...] of each rank -> [all, ...], with gradient. Collective, in a training step alone."""
+        if not (self.gathers and _is_in_step.get() and dist.is_initialized() and dist.get_world_size() > 1):
+            return rows
+        gathered: Tensor = _GatherRows.apply(rows)  # type: ignore[no-untyped-call]
+        return gathered
 
 
-@runtime_checkable
-class SupportsInfer(Protocol):
-    """An objective that also returns predictions for samples without targets: for `ddp-train predict`."""
+class _GatherRows(torch.autograd.Function):
+    """Gathers rows of all ranks; a row's gradient is the sum of those that the ranks compute for it."""
 
-    def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-        """Return one row per sample: name -> [B, ...], alike in every batch; inputs are a batch without targets: a tuple or a dict."""
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.size = len(rows)
+        gathered = rows.new_empty((dist.get_world_size() * len(rows), *rows.shape[1:]))
+        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        summed = gradients[0].contiguous().clone()
+        dist.all_reduce(summed)  # gloo cannot scatter the sum
+        return summed.narrow(0, dist.get_rank() * ctx.size, ctx.size)
 
 
-@runtime_checkable
-class BorrowsWeights(Protocol):
-    """An objective that begins with weights of others: a teacher. It is an `nn.Module`."""
+class LossSum(NamedTuple):
+    """A batch's loss as the loop adds it up."""
 
-    borrows: Mapping[str, str]
-    """Name of a part of the objective -> its weights, as `init_from` takes them."""
+    total: Tensor  # summed over the units, shape [], at least float32
+    num_units: int | Tensor  # samples, or what a `Ratio` is over; an int: as many for each sample
 
 
-@runtime_checkable
-class SupportsBindModel(Protocol):
-    """An objective that has to know the model before the first batch."""
+def loss_sum(objective: Objective, model: nn.Module, batch: Batch, turn: str | None = None) -> LossSum:
+    """Return the training loss of a batch, added up; of one turn, where the objective takes turns. Called in every step.
 
-    def bind_model(self, model: nn.Module) -> None:
-        """Look at the model, before anything wraps it.
+    Raises TypeError: the loss has another shape.
+    """
+    if isinstance(objective, TurnObjective):
+        loss: Value = objective.loss(model, batch, turn or "")
+    else:
+        loss = objective.loss(model, batch)
+    size = batch_size(batch)
+    if isinstance(loss, Ratio) and turn is None and not loss.by_column:
+        units = loss.denominator
+        return LossSum(_added(loss.numerator), units.sum() if isinstance(units, Tensor) else units)
+    if isinstance(loss, Tensor) and loss.ndim == 0:
+        return LossSum((loss.float() if loss.dtype in _HALF else loss) * size, size)
+    if isinstance(loss, Tensor) and loss.shape == (size,):
+        return LossSum(_added(loss), size)
+    raise TypeError(f"loss gives {describe(loss)} for {size} samples, and not one value for each, [{size}], their mean, [], or a Ratio")
 
-        It has values, which may be copied; a class that reads none may say `binds_without_values = True`, and spares a rank making them.
-        """
+
+def whole_loss(objective: Objective, model: nn.Module, batch: Batch) -> LossSum:
+    """Return the training loss of a batch, added up; of turns their sum."""
+    if not isinstance(objective, TurnObjective):
+        return loss_sum(objective, model, batch)
+    losses = [loss_sum(objective, model, batch, turn) for turn in objective.turns]
+    return losses[0]._replace(total=torch.stack([loss.total for loss in losses]).sum())
+
+
+def evaluated(objective: Objective, model: nn.Module, batch: Batch) -> Evaluated:
+    """Return what an objective's `evaluate` gives for a batch; the values of samples are rows, too."""
+    result = objective.evaluate(model, batch)
+    given = result if isinstance(result, Evaluated) else Evaluated(result)
+    size = batch_size(batch)
+    rows = {name: value for name, value in given.values.items() if isinstance(value, Tensor) and value.shape == (size,)}
+    return given._replace(rows={**rows, **given.rows})
+
+
+def value_sums(name: str, value: Value, size: int) -> tuple[Tensor, Tensor | int]:
+    """Return a value of `evaluate` added up over a batch of `size` samples: numerator and denominator, int64 or float64, [] or [K].
+
+    Raises TypeError: it has another shape.
+    """
+    if isinstance(value, Ratio):
+        columns = 0 if value.by_column else None
+        divisor = value.denominator
+        return _exact(value.numerator, columns), _exact(divisor, columns) if isinstance(divisor, Tensor) else divisor
+    if isinstance(value, Tensor) and value.ndim == 0:
+        return value.double() * size, size
+    if isinstance(value, Tensor) and value.shape == (size,):
+        return _exact(value, None), size
+    wanted = f"one value for each, [{size}], their mean, [], or a Ratio"
+    raise TypeError(f"evaluate gives {describe(value)} as {name!r} for {size} samples, and not {wanted}")
+
+
+def _exact(values: Tensor, dim: int | None) -> Tensor:
+    dtype = torch.float64 if values.is_floating_point() else torch.int64
+    return values.sum(dtype=dtype) if dim is None else values.sum(dim=dim, dtype=dtype)
+
+
+def _added(values: Tensor) -> Tensor:
+    return values.sum(dtype=torch.float32) if values.dtype in _HALF else values.sum()
 
 
 class LossModule(nn.Module):
@@ -149,9 +241,9 @@ class LossModule(nn.Module):
         turn: whose loss; None: the objective takes no turns.
     """
 
-    objective: AnyObjective
+    objective: Objective
 
-    def __init__(self, model: nn.Module, objective: AnyObjective, *, has_state: bool = True, turn: str | None = None) -> None:
+    def __init__(self, model: nn.Module, objective: Objective, *, has_state: bool = True, turn: str | None = None) -> None:
         super().__init__()
         self.model = model
         if has_state:
@@ -159,9 +251,11 @@ class LossModule(nn.Module):
         else:
             self.__dict__["objective"] = objective  # which `nn.Module` does not see: DDP would send a teacher's buffers in each step
         self.turn = turn
+        self._context = _gathering if isinstance(objective, BatchLoss) and objective.gathers else nullcontext
 
-    def forward(self, batch: Batch) -> Tensor:
-        return loss_of_turn(self.objective, self.model, batch, self.turn)
+    def forward(self, batch: Batch) -> LossSum:
+        with self._context():
+            return loss_sum(self.objective, self.model, batch, self.turn)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the model; that of the objective's parts is its own (a teacher that only evaluates)."""
@@ -170,15 +264,11 @@ class LossModule(nn.Module):
         return self
 
 
-def loss_of_turn(objective: AnyObjective, model: nn.Module, batch: Batch, turn: str | None) -> Tensor:
-    """Return the training loss of a batch, shape []: of one turn, or (None) of an objective that takes none. Asked in every step."""
-    if turn is None:
-        return cast(Objective, objective).loss(model, batch)
-    return cast(TurnObjective, objective).loss(model, batch, turn)
-
-
-def whole_loss(objective: AnyObjective, model: nn.Module, batch: Batch) -> Tensor:
-    """Return the training loss of a batch, shape []; of turns their sum."""
-    if not isinstance(objective, TurnObjective):
-        return objective.loss(model, batch)
-    return torch.stack([objective.loss(model, batch, turn) for turn in objective.turns]).sum()
+@contextmanager
+def _gathering() -> Iterator[None]:
+    """Let `BatchLoss.gather` gather: all ranks are here, which they are not where a batch is tried or evaluated."""
+    outer = _is_in_step.set(True)
+    try:
+        yield
+    finally:
+        _is_in_step.reset(outer)

@@ -6,12 +6,11 @@ Shapes: B samples, K labels. The batch's forms are those of supervised.py.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.interfaces import Goal
-from ddp_train.objective.supervised import Supervised, count
+from ddp_train.interfaces import Evaluated, Goal, Ratio
+from ddp_train.objective.supervised import Supervised
 
 
 class _BinaryCrossEntropy(Supervised):
@@ -28,39 +27,35 @@ class _BinaryCrossEntropy(Supervised):
         super().__init__(aux_weight=aux_weight)
         self.positive_weight = positive_weight
 
-    def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the weighted cross entropy in nats, the mean over a sample's labels, summed over the samples, shape []."""
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the weighted cross entropy in nats, the mean over samples and labels, shape []."""
         logits_BK, answers_BK = self._same_shape(outputs, targets)
         weight = None if self.positive_weight == 1 else logits_BK.new_full((), self.positive_weight)
-        return F.binary_cross_entropy_with_logits(logits_BK, answers_BK, reduction="sum", pos_weight=weight) / logits_BK.shape[1]
+        return F.binary_cross_entropy_with_logits(logits_BK, answers_BK, pos_weight=weight)
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the sums `loss` (unweighted, float64), `samples`, `exact` (samples with every answer right), and for each label
-        `true_positive`, `false_positive`, `false_negative`; and per sample `target`, as in the batch, and `loss`, float32 [B].
-        """
+    def measure(self, outputs: Tensor, targets: Tensor) -> Evaluated:
+        """Return `loss` (unweighted) and `exact` (every answer right) of each sample; `precision`, `recall` and `f1` of each label."""
         logits_BK, answers_BK = self._same_shape(outputs, targets)
-        losses_B = F.binary_cross_entropy_with_logits(logits_BK, answers_BK, reduction="none").mean(dim=1)
         says_BK, is_BK = logits_BK > 0, answers_BK > 0.5
-        totals = {
-            "loss": losses_B.sum(dtype=torch.float64),
-            "samples": count(len(targets), targets),
-            "exact": (says_BK == is_BK).all(dim=1).sum(),
-            "true_positive": (says_BK & is_BK).sum(dim=0),
-            "false_positive": (says_BK & ~is_BK).sum(dim=0),
-            "false_negative": (~says_BK & is_BK).sum(dim=0),
+        hits_BK = says_BK & is_BK
+        values = {
+            "loss": F.binary_cross_entropy_with_logits(logits_BK, answers_BK, reduction="none").mean(dim=1),
+            "exact": (says_BK == is_BK).all(dim=1),
+            "precision": Ratio(hits_BK, says_BK),
+            "recall": Ratio(hits_BK, is_BK),
+            "f1": Ratio(2 * hits_BK, says_BK.long() + is_BK.long()),
+            "f1_by_label": Ratio(2 * hits_BK, says_BK.long() + is_BK.long(), by_column=True),
         }
-        return totals, {"target": targets, "loss": losses_B.float()}
+        probabilities_BK, answers_BK = logits_BK.sigmoid(), answers_BK.long()
+        return Evaluated(values, compared=(self._form(probabilities_BK), self._form(answers_BK)))
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return `prediction`, 0 or 1, int64, and `probability` of a yes, float32; [B] or [B, K]."""
-        logits = outputs[:, 0] if self._is_single and outputs.ndim == 2 else outputs
+        logits = self._form(outputs)
         return {"prediction": (logits > 0).long(), "probability": logits.sigmoid().float()}
 
-    def metric_inputs(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities of a yes and the answers, int64; [B] or [B, K]."""
-        logits_BK, answers_BK = self._same_shape(outputs, targets)
-        probabilities_BK, answers_BK = logits_BK.sigmoid(), answers_BK.long()
-        return (probabilities_BK[:, 0], answers_BK[:, 0]) if self._is_single else (probabilities_BK, answers_BK)
+    def _form(self, values: Tensor) -> Tensor:
+        return values[:, 0] if self._is_single and values.ndim == 2 else values
 
     def _same_shape(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits and answers (0 or 1, as floats), both [B, K]."""
@@ -77,16 +72,10 @@ class Binary(_BinaryCrossEntropy):
     goals: Mapping[str, Goal] = {"accuracy": "max", "f1": "max", "precision": "max", "recall": "max", "loss": "min"}
     _is_single = True
 
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, means: Mapping[str, Any]) -> dict[str, float]:
         """Return `accuracy`, `f1`, `precision`, `recall` (of a yes, at probability 0.5; 0 without a hit) and `loss`."""
-        hit, false_yes, false_no = (totals[name][0] for name in ("true_positive", "false_positive", "false_negative"))
-        return {
-            "accuracy": totals["exact"] / totals["samples"],
-            "f1": _f1(hit, false_yes, false_no),
-            "precision": hit / (hit + false_yes) if hit else 0.0,
-            "recall": hit / (hit + false_no) if hit else 0.0,
-            "loss": totals["loss"] / totals["samples"],
-        }
+        of_yes = {name: _or_zero(means[name]) for name in ("f1", "precision", "recall")}
+        return {"accuracy": means["exact"], **of_yes, "loss": means["loss"]}
 
 
 class Multilabel(_BinaryCrossEntropy):
@@ -95,17 +84,12 @@ class Multilabel(_BinaryCrossEntropy):
     goals: Mapping[str, Goal] = {"f1": "max", "f1_macro": "max", "exact": "max", "loss": "min"}
     _is_single = False
 
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, means: Mapping[str, Any]) -> dict[str, float]:
         """Return `f1` (of all answers together), `f1_macro` (the mean over the labels; 0 for a label without a hit), `exact` and `loss`."""
-        counts = [totals[name] for name in ("true_positive", "false_positive", "false_negative")]
-        f1_by_label = [_f1(*of_label) for of_label in zip(*counts, strict=True)]
-        return {
-            "f1": _f1(*(sum(numbers) for numbers in counts)),
-            "f1_macro": sum(f1_by_label) / len(f1_by_label),
-            "exact": totals["exact"] / totals["samples"],
-            "loss": totals["loss"] / totals["samples"],
-        }
+        f1_by_label = [_or_zero(f1) for f1 in means["f1_by_label"]]
+        macro = sum(f1_by_label) / len(f1_by_label)
+        return {"f1": _or_zero(means["f1"]), "f1_macro": macro, "exact": means["exact"], "loss": means["loss"]}
 
 
-def _f1(hit: float, false_yes: float, false_no: float) -> float:
-    return 2 * hit / (2 * hit + false_yes + false_no) if hit else 0.0
+def _or_zero(ratio: float) -> float:
+    return ratio if ratio == ratio else 0.0  # NaN: there is neither a yes nor an answer yes

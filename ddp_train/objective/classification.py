@@ -4,14 +4,12 @@ Shapes: B samples, K classes. Targets are labels, int64 in [0, K), shape [B]; th
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.interfaces import Goal
-from ddp_train.objective.supervised import Supervised, count
+from ddp_train.interfaces import Evaluated, Goal, Value
+from ddp_train.objective.supervised import Supervised
 
 
 class Classification(Supervised):
@@ -31,33 +29,22 @@ class Classification(Supervised):
         super().__init__(aux_weight=aux_weight)
         self.label_smoothing = label_smoothing
 
-    def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the smoothed cross entropy in nats, summed over the samples, shape []."""
-        return F.cross_entropy(outputs, targets, reduction="sum", label_smoothing=self.label_smoothing)
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the smoothed cross entropy in nats, shape []."""
+        return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the sums `loss` (unsmoothed, float64), `samples`, `correct`, `correct_top5` (if K > 5); and `target`, `loss`, both [B]."""
-        losses_B = F.cross_entropy(outputs, targets, reduction="none")
-        totals = {
-            "loss": losses_B.sum(dtype=torch.float64),
-            "samples": count(len(targets), targets),
-            "correct": (outputs.argmax(dim=1) == targets).sum(),
-        }
+    def measure(self, outputs: Tensor, targets: Tensor) -> Evaluated:
+        """Return `accuracy`, `accuracy_top5` (if K > 5) and `loss` (unsmoothed) of each sample; probabilities [B, K] for metrics: given
+        logits, torchmetrics would guess for each batch.
+        """
+        values: dict[str, Value] = {"accuracy": outputs.argmax(dim=1) == targets}
         if outputs.shape[1] > 5:
-            totals["correct_top5"] = (outputs.topk(5, dim=1).indices == targets[:, None]).sum()
-        return totals, {"target": targets, "loss": losses_B.float()}
-
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Return `accuracy`, `accuracy_top5` (where K > 5) and `loss`: means over all samples."""
-        names = {"accuracy": "correct", "accuracy_top5": "correct_top5", "loss": "loss"}
-        return {metric: totals[name] / totals["samples"] for metric, name in names.items() if name in totals}
+            values["accuracy_top5"] = (outputs.topk(5, dim=1).indices == targets[:, None]).any(dim=1)
+        values["loss"] = F.cross_entropy(outputs, targets, reduction="none")
+        return Evaluated(values, compared=(outputs.softmax(dim=1), targets))
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return `prediction` (the likeliest class), int64 [B], and `probability` (that the model gives to it), float32 [B]."""
-        prediction_B = outputs.argmax(dim=1)  # as for `correct`: the softmax may round two classes to the same probability
+        prediction_B = outputs.argmax(dim=1)  # as for `accuracy`: the softmax may round two classes to the same probability
         probability_B = outputs.softmax(dim=1).gather(1, prediction_B[:, None])[:, 0]
         return {"prediction": prediction_B, "probability": probability_B.float()}
-
-    def metric_inputs(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities of all classes, [B, K], and the labels: given logits, torchmetrics would guess for each batch."""
-        return outputs.softmax(dim=1), targets

@@ -1,58 +1,51 @@
 """Contrastive learning: the embeddings of two views of a sample become nearer to each other than to those of all other samples.
 
-Shapes: B samples, D numbers of an embedding. A batch is `(view, other_view)`, two augmentations of one sample, or two kinds (image, text).
+Shapes: B samples of a rank, N samples that are compared, D numbers of an embedding. A batch is `(view, other_view)`, two augmentations of one sample, or two kinds (image, text).
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Batch, Goal, Scored
+from ddp_train.interfaces import Batch, BatchLoss, Evaluated, Goal
 from ddp_train.interfaces.batch import describe
-from ddp_train.objective.supervised import ByCompare, at_least_float32, count, unwrap
+from ddp_train.objective.supervised import at_least_float32, unwrap
 
 _CHUNK = 1024  # embeddings that are compared with all others at a time
 
 
-class Contrastive(ByCompare):
-    """Minimise the cross entropy of finding a sample's other view among those of the micro-batch, both ways.
-
-    The other samples are those of one rank's micro-batch: `loader.micro_batch_size` is their number, and the gradient depends on it. So
-    this objective alone is not the same for any split of the global batch.
+class Contrastive(BatchLoss):
+    """Minimise the cross entropy of finding a sample's other view among those of the batch, both ways.
 
     Args:
         temperature: divides the cosine similarities; the smaller, the more the nearest other samples count.
         towers: 1: both views go through the model as one batch, and it returns [2B, D]; 2: model(view, other_view) returns two [B, D].
+        gathers: the other samples are those of the global batch, so that the gradient is the same on any number of ranks; False: those of
+            one rank's micro-batch, `loader.micro_batch_size` of them.
 
     Source: Oord et al. 2018, arXiv:1807.03748 (InfoNCE); Radford et al. 2021, arXiv:2103.00020 (both ways, the others of the batch).
     """
 
-    compares_samples = True  # of a micro-batch: `loader.micro_batch_size=auto` is refused, or results would depend on the device
     goals: Mapping[str, Goal] = {}
 
-    def __init__(self, *, temperature: float = 0.1, towers: Literal[1, 2] = 1) -> None:
-        self.temperature, self.towers = temperature, towers
+    def __init__(self, *, temperature: float = 0.1, towers: Literal[1, 2] = 1, gathers: bool = False) -> None:
+        self.temperature, self.towers, self.gathers = temperature, towers, gathers
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the cross entropy in nats, the mean of both ways, summed over the samples, shape []."""
-        left_BD, right_BD = self._embeddings(model, batch)
-        similarity_BB = left_BD @ right_BD.T / self.temperature
-        targets_B = torch.arange(len(similarity_BB), device=similarity_BB.device)
-        ways = (F.cross_entropy(logits, targets_B, reduction="sum") for logits in (similarity_BB, similarity_BB.T))
-        return sum(ways, start=similarity_BB.new_zeros(())) / 2
+        """Return the cross entropy in nats, the mean of both ways and over the samples, shape []."""
+        left_ND, right_ND = (self.gather(embeddings_BD) for embeddings_BD in self._embeddings(model, batch))
+        similarity_NN = left_ND @ right_ND.T / self.temperature
+        targets_N = torch.arange(len(similarity_NN), device=similarity_NN.device)
+        return (F.cross_entropy(similarity_NN, targets_N) + F.cross_entropy(similarity_NN.T, targets_N)) / 2
 
-    def compare(self, model: nn.Module, batch: Batch) -> Scored:
-        """Return the count `samples`, the `embedding` and `other_embedding` of each sample, float32 [B, D], and both for metrics."""
+    def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
+        """Return the `embedding` and `other_embedding` of each sample, float32 [B, D], and both for metrics."""
         left_BD, right_BD = self._embeddings(model, batch)
-        rows = {"embedding": left_BD.float(), "other_embedding": right_BD.float()}
-        return Scored({"samples": count(len(left_BD), left_BD)}, rows, (left_BD, right_BD))
-
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        return {}
+        return Evaluated({}, {"embedding": left_BD.float(), "other_embedding": right_BD.float()}, (left_BD, right_BD))
 
     def _embeddings(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_train.interfaces import Batch
+from ddp_train.interfaces.batch import call_model
 from ddp_train.objective.classification import Classification
-from ddp_train.objective.supervised import at_least_float32, call_model, outputs_and_targets, split, unwrap
+from ddp_train.objective.supervised import at_least_float32, outputs_and_targets, split, unwrap
 
 
 class Distillation(nn.Module, Classification):
@@ -36,11 +37,11 @@ class Distillation(nn.Module, Classification):
         self.temperature, self.teacher_share = temperature, teacher_share
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mixture in nats, summed over the samples, shape []."""
+        """Return the mixture in nats, shape []."""
         outputs, labels_B = outputs_and_targets(model, batch)
         logits_BK = at_least_float32(unwrap(outputs)[0])
         with torch.no_grad():
             teacher_logits_BK = at_least_float32(unwrap(call_model(self.teacher, split(batch)[0]))[0])
         student, teacher = ((logits / self.temperature).log_softmax(dim=1) for logits in (logits_BK, teacher_logits_BK))
-        divergence = F.kl_div(student, teacher, reduction="sum", log_target=True) * self.temperature**2
-        return self.teacher_share * divergence + (1 - self.teacher_share) * self.total_loss(logits_BK, labels_B)
+        divergence = F.kl_div(student, teacher, reduction="batchmean", log_target=True) * self.temperature**2
+        return self.teacher_share * divergence + (1 - self.teacher_share) * self.criterion(logits_BK, labels_B)

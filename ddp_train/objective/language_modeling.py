@@ -22,27 +22,27 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Goal, Scored
-from ddp_train.interfaces.batch import batch_size
+from ddp_train.interfaces import Batch, Evaluated, Goal, Objective, Ratio
 from ddp_train.interfaces.parameters import plain_name
-from ddp_train.objective.supervised import CountsTargets, at_least_float32, count, unwrap, weighed
+from ddp_train.objective.supervised import IGNORE_NOTHING, at_least_float32, per_target, unwrap, weighed, with_aux
 
 _HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")  # usual ones of the layer that returns the logits
 
 
-class LanguageModeling(CountsTargets):
+class LanguageModeling(Objective):
     """Minimise the cross entropy between a model's logits, shape [B, T, V], and the next tokens. Every token weighs the same.
 
     Args:
-        ignore_index: target value that counts nowhere (padding); None: every target counts, and `weight` needs no all-reduce.
+        ignore_index: target value that counts nowhere (padding); None: every target counts, which spares one small all-reduce a step.
         bytes_per_token: mean number of text bytes in one token, for `bits_per_byte`; None: unknown, and the metric is absent.
         aux_weight: of the model's auxiliary losses of shape [] (supervised.py).
-        chunk_tokens: tokens that have logits at a time, which backward computes once more; None: all. `compare` always has all.
+        chunk_tokens: tokens that have logits at a time, which backward computes once more; None: all. With it no `evaluation.metrics`.
         head: the module that gives the logits, for `chunk_tokens`; "auto": by its usual names.
     """
 
     goals: Mapping[str, Goal] = {"loss": "min", "perplexity": "min"}
-    unit = "token"  # that `weight` counts
+    unit = "token"
+    needs_labels = True
     binds_without_values = True
     argument_ranges: ClassVar = {"chunk_tokens": {"min": 1}}
 
@@ -66,55 +66,54 @@ class LanguageModeling(CountsTargets):
             name, head = find_head(model, self.head)
             self._chunked = ChunkedHead(head=head, name=name, chunk_tokens=self.chunk_tokens, ignore_index=self._ignored)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the cross entropy in nats, summed over the targets that count, shape [], at least float32."""
-        losses, auxiliary = self._losses(model, batch, reduction="sum")
-        total = losses.sum() if losses.ndim else losses
+    def loss(self, model: nn.Module, batch: Batch) -> Ratio:
+        """Return the cross entropy in nats over the targets that count."""
+        targets_BT = batch[1]
+        if self._chunked is not None:
+            losses, auxiliary = self._chunked.losses(lambda: unwrap(model(batch[0])), targets_BT)
+        else:
+            outputs, auxiliary = unwrap(model(batch[0]))
+            losses = self._cross_entropy(at_least_float32(outputs), targets_BT, reduction="sum")
+        loss = per_target(losses, targets_BT, self.ignore_index)
         for aux, weight in weighed(auxiliary, self.aux_weight):
-            total = total + weight * aux.float() * self.weight(batch)
-        return total
+            loss = with_aux(loss, aux.float(), weight)
+        return loss
 
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` (sum in nats, float64) and the counts `tokens` and `samples`; each of shape []."""
-        return self._totals(self._losses(model, batch, reduction="none")[0], batch)
-
-    def compare(self, model: nn.Module, batch: Batch) -> Scored:
-        """Return the totals of `score`, for each sample `loss` (sum in nats over its targets that count, float32 [B]) and `tokens` (their
-        number, int64 [B]), and the logits, [B, T, V], with the next tokens: too large to be gathered, fine to be summed.
+    def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
+        """Return the `loss` over the targets that count; for each sample `loss` (sum in nats over them, float32 [B]) and `tokens` (their
+        number, int64 [B]); and the logits, [B, T, V], with the next tokens: too large to be gathered, fine to be summed. A chunked head
+        gives no logits to compare.
         """
         tokens_BT, targets_BT = batch
-        logits_BTV = at_least_float32(unwrap(model(tokens_BT))[0])
-        losses_BT = self._cross_entropy(logits_BTV, targets_BT, reduction="none").view_as(targets_BT)
-        counts_BT = targets_BT != self._ignored
-        rows = {"loss": losses_BT.sum(dim=1, dtype=torch.float64).float(), "tokens": counts_BT.sum(dim=1)}
-        return Scored(self._totals(losses_BT, batch), rows, (logits_BTV, targets_BT))
+        compared = None
+        if self._chunked is not None:
+            losses_BT = self._chunked.losses(lambda: unwrap(model(tokens_BT)), targets_BT)[0].view_as(targets_BT)
+        else:
+            logits_BTV = at_least_float32(unwrap(model(tokens_BT))[0])
+            losses_BT = self._cross_entropy(logits_BTV, targets_BT, reduction="none").view_as(targets_BT)
+            compared = logits_BTV, targets_BT
+        rows = {"loss": losses_BT.sum(dim=1, dtype=torch.float64).float(), "tokens": (targets_BT != self._ignored).sum(dim=1)}
+        return Evaluated({"loss": per_target(losses_BT, targets_BT, self.ignore_index)}, rows, compared)
 
-    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+    def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return `loss` (mean nats per token), `perplexity` (its exponential) and, where the bytes are known, `bits_per_byte`."""
-        loss = totals["loss"] / totals["tokens"]
-        metrics = {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}  # exp overflows a float above 709
+        loss = means["loss"]
+        metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if self.bytes_per_token is not None:
             metrics["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return metrics
 
-    def _totals(self, losses: Tensor, batch: Batch) -> dict[str, Tensor]:
-        targets_BT, tokens = batch[1], self.weight(batch)
-        return {
-            "loss": losses.sum(dtype=torch.float64),
-            "tokens": tokens if isinstance(tokens, Tensor) else count(tokens, targets_BT),
-            "samples": count(batch_size(batch), targets_BT),
-        }
-
-    def _losses(self, model: nn.Module, batch: Batch, *, reduction: str) -> tuple[Tensor, list[Tensor]]:
-        """Return the losses, shape [] for the reduction `sum`, or with a chunked head [N] for any; and the auxiliary outputs."""
-        tokens_BT, targets_BT = batch
-        if self._chunked is not None:
-            return self._chunked.losses(lambda: unwrap(model(tokens_BT)), targets_BT)
-        outputs, auxiliary = unwrap(model(tokens_BT))
-        return self._cross_entropy(at_least_float32(outputs), targets_BT, reduction=reduction), auxiliary
+    @property
+    def _ignored(self) -> int:
+        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
 
     def _cross_entropy(self, logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str) -> Tensor:
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction, ignore_index=self._ignored)
+
+
+def perplexity(loss: float) -> float:
+    """Return the exponential of a mean loss in nats."""
+    return math.exp(loss) if loss < 700 else math.inf  # exp overflows a float above 709
 
 
 @dataclass(kw_only=True, eq=False)

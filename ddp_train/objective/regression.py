@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.interfaces import Goal
-from ddp_train.objective.supervised import Supervised, count
+from ddp_train.interfaces import Evaluated, Goal, Ratio
+from ddp_train.objective.supervised import Supervised
 
 
 class Regression(Supervised):
@@ -30,55 +29,38 @@ class Regression(Supervised):
         self, *, criterion: Literal["mse", "mae", "huber"] = "mse", huber_delta: float = 1.0, aux_weight: float | None = None
     ) -> None:
         super().__init__(aux_weight=aux_weight)
-        self.criterion, self.huber_delta = criterion, huber_delta
+        self.distance, self.huber_delta = criterion, huber_delta
 
-    def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss, the mean over a sample's D numbers, summed over the samples, shape []."""
-        return self._losses(*_same_shape(outputs, targets)).mean(dim=1).sum()
-
-    def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the sums `loss`, `absolute`, and for each of the D numbers `squared`, `target`, `target_squared` (float64), and `samples`;
-        and per sample `target`, as in the batch, and `loss`, float32 [B].
-        """
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each sample, the mean over its D numbers, shape [B]."""
         outputs_BD, targets_BD = _same_shape(outputs, targets)
-        losses_B = self._losses(outputs_BD, targets_BD).mean(dim=1)
-        outputs_BD, targets_BD = outputs_BD.double(), targets_BD.double()
-        errors_BD = outputs_BD - targets_BD
-        totals = {
-            "loss": losses_B.sum(dtype=torch.float64),
-            "absolute": errors_BD.abs().mean(dim=1).sum(),
-            "squared": errors_BD.square().sum(dim=0),
-            "target": targets_BD.sum(dim=0),
-            "target_squared": targets_BD.square().sum(dim=0),
-            "samples": count(len(targets), targets),
-        }
-        return totals, {"target": targets, "loss": losses_B.float()}
+        if self.distance == "huber":
+            losses_BD = F.huber_loss(outputs_BD, targets_BD, reduction="none", delta=self.huber_delta)
+        else:
+            losses_BD = {"mse": F.mse_loss, "mae": F.l1_loss}[self.distance](outputs_BD, targets_BD, reduction="none")
+        return losses_BD.mean(dim=1)
 
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+    def measure(self, outputs: Tensor, targets: Tensor) -> Evaluated:
+        """Return `loss` and `mae` of each sample, and for each of the D numbers the means that `metrics` needs."""
+        outputs_BD, targets_BD = (values.double() for values in _same_shape(outputs, targets))
+        errors_BD = outputs_BD - targets_BD
+        by_number = {"squared": errors_BD.square(), "target_mean": targets_BD, "target_squared": targets_BD.square()}
+        values = {name: Ratio(numbers_BD, len(targets), by_column=True) for name, numbers_BD in by_number.items()}
+        values_B = {"loss": self.criterion(outputs, targets), "mae": errors_BD.abs().mean(dim=1)}
+        return Evaluated(values | values_B, compared=(_flat(outputs), _flat(targets)))
+
+    def metrics(self, means: Mapping[str, Any]) -> dict[str, float]:
         """Return `rmse`, `mae`, `r2` (the mean over the D numbers; if all targets are equal: 1 for exact predictions, else 0), `loss`."""
-        samples, squared = totals["samples"], totals["squared"]
+        squared = means["squared"]
         r2 = [
-            1 - error / spread if (spread := square - total**2 / samples) > 1e-12 * square else float(error == 0)
-            for error, total, square in zip(squared, totals["target"], totals["target_squared"], strict=True)
+            1 - error / spread if (spread := square - mean**2) > 1e-12 * square else float(error == 0)
+            for error, mean, square in zip(squared, means["target_mean"], means["target_squared"], strict=True)
         ]
-        return {
-            "rmse": math.sqrt(sum(squared) / len(squared) / samples),
-            "mae": totals["absolute"] / samples,
-            "r2": sum(r2) / len(r2),
-            "loss": totals["loss"] / samples,
-        }
+        rmse = math.sqrt(sum(squared) / len(squared))
+        return {"rmse": rmse, "mae": means["mae"], "r2": sum(r2) / len(r2), "loss": means["loss"]}
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         return {"prediction": _flat(outputs)}
-
-    def metric_inputs(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return output and targets, both [B] or both [B, D]."""
-        return _flat(outputs), _flat(targets)
-
-    def _losses(self, outputs_BD: Tensor, targets_BD: Tensor) -> Tensor:
-        if self.criterion == "huber":
-            return F.huber_loss(outputs_BD, targets_BD, reduction="none", delta=self.huber_delta)
-        return {"mse": F.mse_loss, "mae": F.l1_loss}[self.criterion](outputs_BD, targets_BD, reduction="none")
 
 
 def _same_shape(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

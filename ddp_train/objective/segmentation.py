@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.interfaces import Goal
-from ddp_train.objective.supervised import CountsTargets, Supervised, count
+from ddp_train.interfaces import Evaluated, Goal, Ratio
+from ddp_train.objective.supervised import IGNORE_NOTHING, Supervised, per_target
 
 
-class Segmentation(Supervised, CountsTargets):
+class Segmentation(Supervised):
     """Minimise the cross entropy between a model's logits, shape [B, K, h, w], and the classes of the pixels. Every pixel weighs the same.
 
     Logits of another size than the targets are resized to theirs: many models compute at a quarter of it.
 
     Args:
-        ignore_index: target that counts nowhere (borders); None: every pixel counts, and `weight` needs no all-reduce.
+        ignore_index: target that counts nowhere (borders); None: every pixel counts, which spares one small all-reduce a step.
         aux_weight: of the model's auxiliary outputs (supervised.py).
     """
 
@@ -30,47 +30,40 @@ class Segmentation(Supervised, CountsTargets):
         super().__init__(aux_weight=aux_weight)
         self.ignore_index = ignore_index
 
-    def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross entropy in nats, summed over the pixels that count, shape []."""
-        return _cross_entropy(_resized(outputs, targets), targets, reduction="sum", ignore_index=self._ignored)
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Ratio:
+        """Return the cross entropy in nats over the pixels that count."""
+        total = _cross_entropy(_resized(outputs, targets), targets, reduction="sum", ignore_index=self._ignored)
+        return per_target(total, targets, self.ignore_index)
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the sums `loss`, `pixels`, `samples`, by class `intersection`, `predicted`, `labels`; per sample `target` and `loss`."""
+    def measure(self, outputs: Tensor, targets: Tensor) -> Evaluated:
+        """Return `loss` and `accuracy` over the pixels that count, `iou` of each class; the `loss` of each sample, summed over its pixels."""
         logits_BKHW = _resized(outputs, targets)
         num_classes = logits_BKHW.shape[1]
         losses_BHW = _cross_entropy(logits_BKHW, targets, reduction="none", ignore_index=self._ignored).view_as(targets)
-        counts_BHW = targets != self._ignored
-        predicted, labels = logits_BKHW.argmax(dim=1).flatten(), targets.flatten()
-        is_counted, rest = counts_BHW.flatten(), num_classes  # one more class for ignored pixels: the host would wait for a mask's size
-        predicted, labels = torch.where(is_counted, predicted, rest), torch.where(is_counted, labels, rest)
-        totals = {
-            "loss": losses_BHW.sum(dtype=torch.float64),
-            "pixels": counts_BHW.sum(),
-            "intersection": _histogram(torch.where(predicted == labels, labels, rest), num_classes),
-            "predicted": _histogram(predicted, num_classes),
-            "labels": _histogram(labels, num_classes),
-            "samples": count(len(targets), targets),
+        is_counted_BHW, predicted_BHW = targets != self._ignored, logits_BKHW.argmax(dim=1)
+        rest = num_classes  # one more class for ignored pixels: the host would wait for a mask's size
+        predicted, labels = (torch.where(is_counted_BHW, classes, rest).flatten(1) for classes in (predicted_BHW, targets))
+        both_BK = _histograms(torch.where(predicted == labels, labels, rest), num_classes)
+        either_BK = _histograms(predicted, num_classes) + _histograms(labels, num_classes) - both_BK
+        values = {
+            "loss": Ratio(losses_BHW, is_counted_BHW),
+            "accuracy": Ratio(both_BK, is_counted_BHW),
+            "iou": Ratio(both_BK, either_BK, by_column=True),
         }
-        return totals, {"target": targets, "loss": losses_BHW.flatten(1).sum(dim=1).float()}
+        return Evaluated(values, {"loss": losses_BHW.flatten(1).sum(dim=1).float()}, (predicted_BHW, targets))
 
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, means: Mapping[str, Any]) -> dict[str, float]:
         """Return `mean_iou` (over the classes in labels or predictions), `accuracy` and `loss` (means over all pixels)."""
-        counts = zip(totals["predicted"], totals["labels"], totals["intersection"], strict=True)
-        ious = [both / (predicted + labels - both) for predicted, labels, both in counts if predicted + labels]
-        pixels = totals["pixels"] or 1
-        return {
-            "mean_iou": sum(ious) / len(ious) if ious else 0.0,
-            "accuracy": sum(totals["intersection"]) / pixels,
-            "loss": totals["loss"] / pixels,
-        }
+        ious = [iou for iou in means["iou"] if iou == iou]
+        return {"mean_iou": sum(ious) / len(ious) if ious else 0.0, "accuracy": means["accuracy"], "loss": means["loss"]}
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return `prediction`, the likeliest class of each pixel at the size of the model's output, int64 [B, h, w]."""
         return {"prediction": outputs.argmax(dim=1)}
 
-    def metric_inputs(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the likeliest classes and the targets, both [B, H, W]; with `ignore_index`, an argument of torchmetrics too."""
-        return _resized(outputs, targets).argmax(dim=1), targets
+    @property
+    def _ignored(self) -> int:
+        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
 
 
 def _resized(logits: Tensor, targets: Tensor) -> Tensor:
@@ -79,9 +72,10 @@ def _resized(logits: Tensor, targets: Tensor) -> Tensor:
     return F.interpolate(logits, size=targets.shape[1:], mode="bilinear", align_corners=False)
 
 
-def _histogram(classes: Tensor, num_classes: int) -> Tensor:
-    """Count each class, shape [K]; values of K are left out. bincount would make the host wait for a GPU."""
-    return classes.new_zeros(num_classes + 1).scatter_add_(0, classes, torch.ones_like(classes))[:num_classes]
+def _histograms(classes_BN: Tensor, num_classes: int) -> Tensor:
+    """Count each class in each sample, [B, K]; values of K are left out. bincount would make the host wait for a GPU."""
+    counts_BK = classes_BN.new_zeros(len(classes_BN), num_classes + 1)
+    return counts_BK.scatter_add_(1, classes_BN, torch.ones_like(classes_BN))[:, :num_classes]
 
 
 def _cross_entropy(logits_BKHW: Tensor, targets_BHW: Tensor, **options: Any) -> Tensor:

@@ -1,6 +1,6 @@
-"""The base of objectives that compare a model's output with targets: batches of any form, auxiliary outputs, metrics.
+"""The base of objectives that compare a model's output with targets: batches of any form, auxiliary outputs.
 
-To change the loss, override `total_loss`; for another task, `measure` and `metrics` as well. `LossObjective` takes any loss function.
+To change the loss, override `criterion`; for another task, `measure` and `goals` as well. `LossObjective` takes any loss function.
 
 batch                          call
 (inputs, targets)              model(inputs)
@@ -13,7 +13,7 @@ a tensor                       the tensor
 {"out": ..., "aux": ...}       `logits` or `out`     `aux`, `aux_logits`, `aux_loss`; so with transformers' ModelOutput
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,50 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Batch, Goal, Objective, Scored
-from ddp_train.interfaces.batch import batch_size, describe
-from ddp_train.traits import ObjectiveConstants, require_members
+from ddp_train.interfaces import Batch, Evaluated, Objective, Ratio, TurnObjective, Value
+from ddp_train.interfaces.batch import batch_size, call_model, describe
+from ddp_train.traits import require_members
 
 TARGETS = ("target", "targets", "label", "labels")  # names of the targets in a batch that is a dict
-IGNORE_NOTHING = -(2**31)
-"""An index that no target has: torch's own default, -100, would drop targets of -100 from the loss, and `weight` would count them."""
+IGNORE_NOTHING = -(2**31)  # an index that no target has: torch's own default, -100, would drop targets of -100
 _OUTPUTS = ("logits", "out")
 _AUXILIARY = ("aux", "aux_logits", "aux_loss")
 
 
-class ByCompare(ObjectiveConstants):
-    """An objective whose samples all weigh the same, and that measures with one method: `compare`."""
-
-    needs_labels = True
-
-    compare: Callable[..., Scored]
-
-    def weight(self, batch: Batch) -> int | Tensor:
-        return batch_size(batch)
-
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return self.compare(model, batch)[0]
-
-    def predict(self, model: nn.Module, batch: Batch) -> Scored:
-        return Scored(*self.compare(model, batch)[:2])
-
-
-class CountsTargets(ByCompare):
-    """An objective that weighs each target alike, and leaves out those that are `ignore_index`."""
-
-    ignore_index: int | None  # None: every target counts, and `weight` needs no all-reduce
-
-    def weight(self, batch: Batch) -> int | Tensor:
-        """Return the number of targets that count: an int, or with `ignore_index` an int64 tensor of shape []."""
-        targets: Tensor = split(batch)[1]
-        return targets.numel() if self.ignore_index is None else (targets != self.ignore_index).sum()
-
-    @property
-    def _ignored(self) -> int:
-        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
-
-
-class Supervised(ByCompare, ABC):
+class Supervised(Objective):
     """An objective over a model's outputs and the targets.
 
     Args:
@@ -73,7 +40,7 @@ class Supervised(ByCompare, ABC):
             model has none, and one that does is refused. They count in no metric.
     """
 
-    goals: Mapping[str, Goal]
+    needs_labels = True
 
     def __init__(self, *, aux_weight: float | None = None) -> None:
         self.aux_weight = aux_weight
@@ -81,27 +48,18 @@ class Supervised(ByCompare, ABC):
     # For subclasses to define, of the output and the targets of one batch.
 
     @abstractmethod
-    def total_loss(self, outputs: Tensor, targets: Any) -> Tensor:
-        """Return the loss for training, summed over the units that `weight` counts, shape []."""
+    def criterion(self, outputs: Tensor, targets: Any) -> Value:
+        """Return the loss for training, as `Objective.loss` does."""
 
     @abstractmethod
-    def measure(self, outputs: Tensor, targets: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the totals of evaluation, each of shape [] or [K]; and values per sample that need the targets, name -> [B, ...]."""
+    def measure(self, outputs: Tensor, targets: Any) -> Evaluated:
+        """Return what is reported, what is saved for each sample besides the predictions, and what `evaluation.metrics` compares."""
 
-    @abstractmethod
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Turn the sums over the whole evaluation set into metrics."""
-
-    @abstractmethod
-    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+    def predictions(self, outputs: Tensor) -> Mapping[str, Tensor]:
         """Return the predictions for each sample, name -> [B, ...], without the targets."""
+        return {"output": outputs}
 
-    def metric_inputs(self, outputs: Tensor, targets: Any) -> tuple[Tensor, Any]:
-        """Return predictions and targets as metrics take them, one row for each sample."""
-        return outputs, targets
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the training loss summed over the batch's units, shape [], at least float32."""
+    def loss(self, model: nn.Module, batch: Batch) -> Value:
         model_outputs, targets = outputs_and_targets(model, batch)
         outputs, auxiliary = (model_outputs, []) if isinstance(model_outputs, Tensor) else unwrap(model_outputs)
         if outputs.ndim and len(outputs) != batch_size(batch):
@@ -109,83 +67,84 @@ class Supervised(ByCompare, ABC):
             expected = "one for each sample; a collate that drops or repeats samples says how many its batch has"
             fix = "return ddp_train.interfaces.Counted(batch, number) from it"
             raise ConfigError(key="loader.collate", happened=happened, expected=expected, fix=fix)
-        total = self.total_loss(at_least_float32(outputs), targets)
+        total = self.criterion(at_least_float32(outputs), targets)
         for aux, weight in weighed(auxiliary, self.aux_weight):
-            aux_loss = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)
-            total = total + weight * aux_loss
+            total = with_aux(total, aux.float() if aux.ndim == 0 else self.criterion(at_least_float32(aux), targets), weight)
         return total
 
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        model_outputs, targets = outputs_and_targets(model, batch)
-        return self.measure(at_least_float32(unwrap(model_outputs)[0]), targets)[0]
-
-    def compare(self, model: nn.Module, batch: Batch) -> Scored:
+    def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
         model_outputs, targets = outputs_and_targets(model, batch)
         outputs = at_least_float32(unwrap(model_outputs)[0])
-        totals, rows = self.measure(outputs, targets)
-        return Scored(totals, {**self.predictions(outputs), **rows}, self.metric_inputs(outputs, targets))
+        measured = self.measure(outputs, targets)
+        return measured._replace(rows={**self.predictions(outputs), "target": targets, **measured.rows})
 
-    def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-        """Return the predictions for inputs without targets: a tensor, a tuple or a dict of the model's arguments."""
+    def infer(self, model: nn.Module, inputs: Any) -> Mapping[str, Tensor]:
         return self.predictions(at_least_float32(unwrap(call_model(model, inputs))[0]))
 
 
-class LossObjective(nn.Module, ByCompare):
-    """Adapt a third-party loss to the objective's protocol. Every sample weighs the same.
+class LossObjective(nn.Module, Objective):
+    """Adapt a loss function. Every sample weighs the same.
 
     A module, so that the parameters of a loss (learned centres, a temperature) are trained.
 
     Args:
-        loss_fn: `loss_fn(outputs, targets)` returns the mean over the batch's samples, shape [] (`reduction="mean"`). A loss that divides
-            by anything but B (class weights, ignored targets) is then not exactly independent of how the global batch is split. It gets the
-            model's output: the logits of a dict (transformers' ModelOutput), a tuple as it is.
+        loss_fn: `loss_fn(outputs, targets)` returns the mean over the batch's samples, shape [], or the loss of each sample, shape [B]. It
+            gets the model's output: the logits of a dict (transformers' ModelOutput), a tuple as it is.
     """
+
+    needs_labels = True
 
     def __init__(self, loss_fn: Callable[[Any, Any], Tensor]) -> None:
         super().__init__()
         self.loss_fn = loss_fn
-        self.goals: Mapping[str, Goal] = {"loss": "min"}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss times the number of samples, shape []; a loss function that gives another shape is a ValueError."""
         return self._loss(model, batch)[0]
 
-    def compare(self, model: nn.Module, batch: Batch) -> Scored:
-        """Return the sums `loss` (float64) and `samples`, the model's `output` for each sample, and it with the targets for metrics."""
+    def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
+        """Return the `loss`, the model's `output` for each sample, and it with the targets for metrics."""
         loss, outputs = self._loss(model, batch)
-        totals = {"loss": loss.double(), "samples": count(batch_size(batch), loss)}
-        return Scored(totals, {"output": outputs}, (outputs, split(batch)[1]))
+        return Evaluated({"loss": loss}, {"output": outputs}, (outputs, split(batch)[1]))
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
         return {"output": _bare(call_model(model, inputs))}
 
-    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        return {"loss": totals["loss"] / totals["samples"]}
-
     def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         model_outputs, targets = outputs_and_targets(model, batch)
         outputs = _bare(model_outputs)
-        mean = self.loss_fn(outputs, targets)
-        if mean.ndim != 0:
-            raise ValueError(f"a loss function must return one number, the batch's mean (reduction='mean'); got shape {list(mean.shape)}")
-        return mean * batch_size(batch), outputs
+        return self.loss_fn(outputs, targets), outputs
 
 
 def _bare(outputs: Any) -> Any:
     return unwrap(outputs)[0] if isinstance(outputs, Mapping) else outputs
 
 
-def as_objective(candidate: object) -> AnyObjective:
-    """Return an objective with the whole protocol unchanged, and a bare loss function inside a `LossObjective`."""
-    # `weight` alone says nothing: nn.CrossEntropyLoss has one too, its class weights.
-    if hasattr(candidate, "loss") or hasattr(candidate, "score"):
+def as_objective(candidate: Any) -> Objective:
+    """Return an objective as it is, one of another class with what it lacks, and a loss function inside a `LossObjective`."""
+    if isinstance(candidate, Objective):
+        return candidate
+    if hasattr(candidate, "loss") and not isinstance(candidate, type):
         require_members(candidate, Objective, key="objective")
-        return candidate  # type: ignore[return-value]
+        base = TurnObjective if hasattr(candidate, "turns") else Objective
+        kind = type(candidate)
+        candidate.__class__ = type(kind.__name__, (kind, base), {"__module__": kind.__module__})  # an nn.Module keeps its parameters' names
+        return candidate  # type: ignore[no-any-return]
     if callable(candidate) and not isinstance(candidate, type):
         return LossObjective(candidate)
-    kind = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
-    expected = "an objective (ddp_train.interfaces.Objective) or a function loss_fn(outputs, targets)"
-    raise ConfigError(key="objective._target_", happened=f"gave {kind}", expected=expected)
+    kind_text = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
+    expected = "an objective (ddp_train.Objective) or a function loss_fn(outputs, targets)"
+    raise ConfigError(key="objective._target_", happened=f"gave {kind_text}", expected=expected)
+
+
+def with_aux(loss: Value, aux: Value, weight: float) -> Value:
+    """Return a loss with a share of another one: of the same form, or a mean of shape []."""
+    if not isinstance(loss, Ratio):
+        assert isinstance(aux, Tensor)
+        return loss + weight * aux
+    if isinstance(aux, Ratio):
+        return loss._replace(numerator=loss.numerator.sum() + weight * aux.numerator.sum())
+    units = loss.denominator
+    return loss._replace(numerator=loss.numerator.sum() + weight * aux * (units.sum() if isinstance(units, Tensor) else units))
 
 
 def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:
@@ -202,9 +161,9 @@ def at_least_float32(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
-def count(number: int, like: Tensor) -> Tensor:
-    """Return a number as int64 on a tensor's device, without waiting for it: torch.tensor() copies from the host."""
-    return torch.full((), number, dtype=torch.int64, device=like.device)
+def per_target(losses: Tensor, targets: Tensor, ignore_index: int | None) -> Ratio:
+    """Return the mean over the targets that count, of losses that are 0 where one does not; with None all of them count."""
+    return Ratio(losses, targets.numel() if ignore_index is None else targets != ignore_index)
 
 
 def outputs_and_targets(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
@@ -225,14 +184,8 @@ def split(batch: Batch) -> tuple[Any, Any]:
             raise conflict("loader.fields", happened, "[INPUT,TARGET]", expected=expected)
         return {name: value for name, value in batch.items() if name != names[0]}, batch[names[0]]
     expected = "(inputs, targets), with several inputs (a, b, targets), or a dict"
-    fix = "an objective of your own for other batches (ddp_train.interfaces.Objective)"
+    fix = "an objective of your own for other batches (ddp_train.Objective)"
     raise ConfigError(key="data", happened=f"a batch is {describe(batch)}", expected=expected, fix=fix)
-
-
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def unwrap(outputs: Any) -> tuple[Tensor, list[Tensor]]:
