@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ddp_train.interfaces.batch import Batch, batch_size, call_model, describe
 from ddp_train.traits import Goal, ObjectiveConstants
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 _is_in_step: ContextVar[bool] = ContextVar("is_in_step", default=False)
 
 
@@ -40,6 +40,10 @@ class Ratio(NamedTuple):
 
 
 Value = Tensor | Ratio
+
+
+class ValueShapeError(TypeError):
+    """A value has neither one number for each sample, nor is it one of the other forms."""
 
 
 class Evaluated(NamedTuple):
@@ -126,8 +130,8 @@ class TurnObjective(Objective):
 class BatchLoss(Objective):
     """An objective whose loss compares the samples of a batch with each other: contrastive learning, Dice over a batch.
 
-    `loss` returns the mean, shape []. It depends on which samples come together: on the micro-batch of a rank, which changes with the number
-    of ranks; or, with `gathers`, on the whole global batch, whatever the number of ranks.
+    `loss` returns the mean, shape []. It depends on which samples come together: those of a rank's micro-batch, which changes with the
+    number of ranks; or, with `gathers`, those of the whole global batch, whatever the number of ranks.
     """
 
     compares_samples = True
@@ -169,7 +173,7 @@ class LossSum(NamedTuple):
 def loss_sum(objective: Objective, model: nn.Module, batch: Batch, turn: str | None = None) -> LossSum:
     """Return the training loss of a batch, added up; of one turn, where the objective takes turns. Called in every step.
 
-    Raises TypeError: the loss has another shape.
+    Raises ValueShapeError: the loss has another shape.
     """
     if isinstance(objective, TurnObjective):
         loss: Value = objective.loss(model, batch, turn or "")
@@ -180,10 +184,12 @@ def loss_sum(objective: Objective, model: nn.Module, batch: Batch, turn: str | N
         units = loss.denominator
         return LossSum(_added(loss.numerator), units.sum() if isinstance(units, Tensor) else units)
     if isinstance(loss, Tensor) and loss.ndim == 0:
-        return LossSum((loss.float() if loss.dtype in _HALF else loss) * size, size)
+        return LossSum((loss.float() if loss.dtype in HALF else loss) * size, size)
     if isinstance(loss, Tensor) and loss.shape == (size,):
         return LossSum(_added(loss), size)
-    raise TypeError(f"loss gives {describe(loss)} for {size} samples, and not one value for each, [{size}], their mean, [], or a Ratio")
+    raise ValueShapeError(
+        f"loss gives {describe(loss)} for {size} samples, and not one value for each, [{size}], their mean, [], or a Ratio"
+    )
 
 
 def whole_loss(objective: Objective, model: nn.Module, batch: Batch) -> LossSum:
@@ -206,7 +212,7 @@ def evaluated(objective: Objective, model: nn.Module, batch: Batch) -> Evaluated
 def value_sums(name: str, value: Value, size: int) -> tuple[Tensor, Tensor | int]:
     """Return a value of `evaluate` added up over a batch of `size` samples: numerator and denominator, int64 or float64, [] or [K].
 
-    Raises TypeError: it has another shape.
+    Raises ValueShapeError: it has another shape.
     """
     if isinstance(value, Ratio):
         columns = 0 if value.by_column else None
@@ -216,8 +222,11 @@ def value_sums(name: str, value: Value, size: int) -> tuple[Tensor, Tensor | int
         return value.double() * size, size
     if isinstance(value, Tensor) and value.shape == (size,):
         return _exact(value, None), size
-    wanted = f"one value for each, [{size}], their mean, [], or a Ratio"
-    raise TypeError(f"evaluate gives {describe(value)} as {name!r} for {size} samples, and not {wanted}")
+    raise ValueShapeError(f"evaluate gives {describe(value)} as {name!r} for {size} samples, and not {_forms(size)}")
+
+
+def _forms(size: int) -> str:
+    return f"one value for each, [{size}], their mean, [], or a Ratio"
 
 
 def _exact(values: Tensor, dim: int | None) -> Tensor:
@@ -226,7 +235,7 @@ def _exact(values: Tensor, dim: int | None) -> Tensor:
 
 
 def _added(values: Tensor) -> Tensor:
-    return values.sum(dtype=torch.float32) if values.dtype in _HALF else values.sum()
+    return values.sum(dtype=torch.float32) if values.dtype in HALF else values.sum()
 
 
 class LossModule(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.interfaces import Evaluated, Goal, Ratio
+from ddp_train.interfaces import Evaluated, Goal, Ratio, Value
 from ddp_train.objective.supervised import Supervised
 
 
@@ -38,7 +38,7 @@ class _BinaryCrossEntropy(Supervised):
         logits_BK, answers_BK = self._same_shape(outputs, targets)
         says_BK, is_BK = logits_BK > 0, answers_BK > 0.5
         hits_BK = says_BK & is_BK
-        values = {
+        values: dict[str, Value] = {
             "loss": F.binary_cross_entropy_with_logits(logits_BK, answers_BK, reduction="none").mean(dim=1),
             "exact": (says_BK == is_BK).all(dim=1),
             "precision": Ratio(hits_BK, says_BK),

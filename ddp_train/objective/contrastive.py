@@ -1,6 +1,7 @@
 """Contrastive learning: the embeddings of two views of a sample become nearer to each other than to those of all other samples.
 
-Shapes: B samples of a rank, N samples that are compared, D numbers of an embedding. A batch is `(view, other_view)`, two augmentations of one sample, or two kinds (image, text).
+Shapes: B samples of a rank, N samples that are compared, D numbers of an embedding.
+A batch is `(view, other_view)`, two augmentations of one sample, or two kinds (image, text).
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Evaluated, Goal, Objective, Ratio
+from ddp_train.interfaces import Batch, Evaluated, Goal, Objective, Value
 from ddp_train.interfaces.parameters import plain_name
 from ddp_train.objective.supervised import IGNORE_NOTHING, at_least_float32, per_target, unwrap, weighed, with_aux
 
@@ -66,7 +66,7 @@ class LanguageModeling(Objective):
             name, head = find_head(model, self.head)
             self._chunked = ChunkedHead(head=head, name=name, chunk_tokens=self.chunk_tokens, ignore_index=self._ignored)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Ratio:
+    def loss(self, model: nn.Module, batch: Batch) -> Value:
         """Return the cross entropy in nats over the targets that count."""
         targets_BT = batch[1]
         if self._chunked is not None:
@@ -74,7 +74,7 @@ class LanguageModeling(Objective):
         else:
             outputs, auxiliary = unwrap(model(batch[0]))
             losses = self._cross_entropy(at_least_float32(outputs), targets_BT, reduction="sum")
-        loss = per_target(losses, targets_BT, self.ignore_index)
+        loss: Value = per_target(losses, targets_BT, self.ignore_index)
         for aux, weight in weighed(auxiliary, self.aux_weight):
             loss = with_aux(loss, aux.float(), weight)
         return loss

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.interfaces import Evaluated, Goal, Ratio
+from ddp_train.interfaces import Evaluated, Goal, Ratio, Value
 from ddp_train.objective.supervised import Supervised
 
 
@@ -45,9 +45,9 @@ class Regression(Supervised):
         outputs_BD, targets_BD = (values.double() for values in _same_shape(outputs, targets))
         errors_BD = outputs_BD - targets_BD
         by_number = {"squared": errors_BD.square(), "target_mean": targets_BD, "target_squared": targets_BD.square()}
-        values = {name: Ratio(numbers_BD, len(targets), by_column=True) for name, numbers_BD in by_number.items()}
-        values_B = {"loss": self.criterion(outputs, targets), "mae": errors_BD.abs().mean(dim=1)}
-        return Evaluated(values | values_B, compared=(_flat(outputs), _flat(targets)))
+        columns = {name: Ratio(numbers_BD, len(targets), by_column=True) for name, numbers_BD in by_number.items()}
+        values: dict[str, Value] = {"loss": self.criterion(outputs, targets), "mae": errors_BD.abs().mean(dim=1)}
+        return Evaluated(values | columns, compared=(_flat(outputs), _flat(targets)))
 
     def metrics(self, means: Mapping[str, Any]) -> dict[str, float]:
         """Return `rmse`, `mae`, `r2` (the mean over the D numbers; if all targets are equal: 1 for exact predictions, else 0), `loss`."""

@@ -36,7 +36,7 @@ class Segmentation(Supervised):
         return per_target(total, targets, self.ignore_index)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Evaluated:
-        """Return `loss` and `accuracy` over the pixels that count, `iou` of each class; the `loss` of each sample, summed over its pixels."""
+        """Return `loss` and `accuracy` over the pixels that count, `iou` of each class; the `loss` of each sample, over its pixels."""
         logits_BKHW = _resized(outputs, targets)
         num_classes = logits_BKHW.shape[1]
         losses_BHW = _cross_entropy(logits_BKHW, targets, reduction="none", ignore_index=self._ignored).view_as(targets)

@@ -21,7 +21,7 @@ from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Scheduler, Strategy, SupportsPredict, TurnObjective
+from ddp_train.interfaces import Objective, Scheduler, Strategy, TurnObjective
 from ddp_train.loader.dataset_adapter import Source
 from ddp_train.loader.loader import EvaluationLoader, OneBatchTrainLoader, TrainLoader
 from ddp_train.optimizer.groups import freeze
@@ -248,14 +248,10 @@ def _answers(config: RunConfig, facts: Mapping[str, Any], world: World) -> dict[
     return answers | auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
 
-def _eval_loaders(config: RunConfig, world: World, objective: AnyObjective, sources: Mapping[str, Source]) -> dict[str, EvaluationLoader]:
+def _eval_loaders(config: RunConfig, world: World, objective: Objective, sources: Mapping[str, Source]) -> dict[str, EvaluationLoader]:
     """Return the loaders of the evaluation sets on this rank, by the sets' names."""
     loaders = {set_name(key): data.make_eval_loader(source, config, world, key=key) for key, source in sources.items()}
-    if config.evaluation.save_predictions:
-        key, expected = "evaluation.save_predictions", "evaluation data with positions, in whose order predictions are written"
-        if any(loader.source is None for loader in loaders.values()):
-            raise conflict(key, "is true, but the evaluation data is a stream", "false", expected=expected)
-        if not isinstance(objective, SupportsPredict):
-            happened = f"is true, but the objective {type(objective).__name__} cannot predict"
-            raise conflict(key, happened, "false", expected="one with the method `predict` (ddp_train.interfaces.SupportsPredict)")
+    if config.evaluation.save_predictions and any(loader.source is None for loader in loaders.values()):
+        expected = "evaluation data with positions, in whose order predictions are written"
+        raise conflict("evaluation.save_predictions", "is true, but the evaluation data is a stream", "false", expected=expected)
     return loaders

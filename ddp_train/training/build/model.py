@@ -16,7 +16,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import PrecisionConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import AnyObjective, BorrowsWeights, LossModule, Strategy, SupportsBindModel
+from ddp_train.interfaces import LossModule, Objective, Strategy
 from ddp_train.interfaces.parameters import plain_name
 from ddp_train.objective.supervised import as_objective
 from ddp_train.training.instantiate import instantiate
@@ -60,7 +60,7 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, 
 
 class ModelAndObjective(NamedTuple):
     model: nn.Module
-    objective: AnyObjective
+    objective: Objective
     trained_module: nn.Module  # both in one where the objective has a state of its own, else the model
 
 
@@ -72,14 +72,14 @@ def build_model_and_objective(config: RunConfig, world: World, answers: Mapping[
     if isinstance(objective, nn.Module):  # a loss with weights of its own
         objective = objective.to(world.device)
     objective = as_objective(objective)
-    if isinstance(objective, SupportsBindModel):
+    if type(objective).bind_model is not Objective.bind_model:
         lacks_values = world.device.type != "meta" and any(tensor.is_meta for tensor in _tensors_of(model))
         if lacks_values and not constants_of(objective, ObjectiveConstants).binds_without_values:
             streams = random_state(_HOST)
             model = build_model(config, world, answers)
             set_random_state(streams, _HOST)
         objective.bind_model(model)
-    if isinstance(objective, BorrowsWeights) and world.device.type != "meta":  # on which there is nothing to load into
+    if objective.borrows and world.device.type != "meta":  # on which there is nothing to load into
         from ddp_train.training.state.initial_weights import load_initial_weights
 
         for part, source in objective.borrows.items():
@@ -87,7 +87,7 @@ def build_model_and_objective(config: RunConfig, world: World, answers: Mapping[
     return ModelAndObjective(model, objective, LossModule(model, objective) if has_state(objective) else model)
 
 
-def has_state(objective: AnyObjective) -> bool:
+def has_state(objective: Objective) -> bool:
     """Tell whether an objective has something to train, to share or to save. A part that evaluates keeps its buffers as they are.
 
     Raises ConfigError: it has parameters to train outside of any module.

@@ -73,7 +73,7 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
     scheduler, step_marks = components.scheduler, trainer.train_step.marks
     time_record = TimeRecord(components, state, world, services, step_marks)
     yield Hooks(when_steps_begin=[time_record.begin])  # first, and its end after that of callbacks: both are in its time
-    yield _before_first_step(components, state, world, sanity_check=config.sanity_check, with_predictions=trainer.saves_predictions)
+    yield _before_first_step(components, state, world, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):
         yield _count_epochs(components.train_loader.order, state, scheduler)
     if (local_weights := components.strategy.local_weights) is not None:
@@ -113,7 +113,7 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
     yield Hooks(after_first_step=[lambda: memory.print_memory_use(components, world)])
 
 
-def _before_first_step(components: Components, state: TrainState, world: World, *, sanity_check: bool, with_predictions: bool) -> Hooks:
+def _before_first_step(components: Components, state: TrainState, world: World, *, sanity_check: bool) -> Hooks:
     """Let the first micro-batch serve for all that comes before the first step."""
     hooks = Hooks()
     prepare = hooks.before_first_step
@@ -136,7 +136,7 @@ def _before_first_step(components: Components, state: TrainState, world: World, 
     if throughput.wants_batch:
         prepare.append(see_shapes)
     if sanity_check:
-        prepare.append(lambda first: try_first_batches(components, first, world, samples=state.samples, with_predictions=with_predictions))
+        prepare.append(lambda first: try_first_batches(components, first, world, samples=state.samples))
     has_lasting_buckets = components.strategy.has_buckets and (components.turns.by_name or components.zeroes_gradients_in_place())
     if state.step == 0 and world.size > 1 and has_lasting_buckets:
         prepare.append(rehearse)
@@ -144,11 +144,11 @@ def _before_first_step(components: Components, state: TrainState, world: World, 
         prepare.append(cut)  # what cannot be cut is refused before the first step
         hooks.wrap_micro_batches.append(lambda micro_batches: map(cut, micro_batches))
     if compiled := components.compiled:
-        prepare.append(lambda first: _compile(components, compiled, world, cut(first), with_predictions=with_predictions))
+        prepare.append(lambda first: _compile(components, compiled, world, cut(first)))
     return hooks
 
 
-def _compile(components: Components, compiled: Compiled, world: World, first: MicroBatch, *, with_predictions: bool) -> None:
+def _compile(components: Components, compiled: Compiled, world: World, first: MicroBatch) -> None:
     """Compile for the first batches in the phase start, which has the time for it. Collective."""
     with restoring_state(components, world.device):
         components.trained_module.train()
@@ -156,7 +156,7 @@ def _compile(components: Components, compiled: Compiled, world: World, first: Mi
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed
             with evaluating(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
-                components.evaluate_batch(batch, with_predictions=with_predictions)
+                components.evaluate_batch(batch)
     compiled.end_warm_up()
 
 

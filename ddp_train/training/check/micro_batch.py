@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.interfaces.objective import loss_of_turn
+from ddp_train.interfaces.objective import loss_sum
 from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
 from ddp_train.training.check.rehearsal import restoring_state
@@ -176,7 +176,7 @@ class _Search:
                     for _ in range(2 if size < self._most else 1):
                         with components.amp.autocast(world.device):
                             # Of the bare model, which exchanges no gradients.
-                            loss = loss_of_turn(components.objective, components.model, batch, turn.name)
+                            loss = loss_sum(components.objective, components.model, batch, turn.name).total
                         loss.backward()
                         del loss
                 self._constant = self._constant or self._memory.in_use()

@@ -37,7 +37,7 @@ def try_step(components: Components, world: World, micro_batch: MicroBatch | Non
             with without_gradients_for(turn.others):
                 with components.amp.autocast(world.device):
                     loss = components.loss(batch, turn)
-                loss.backward()
+                loss.total.backward()
     components.zero_gradients()
 
 

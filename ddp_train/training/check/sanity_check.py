@@ -4,9 +4,8 @@ So a mismatch of data, model and objective costs seconds, and not the first epoc
 shapes and types. A rank that finds a fault ends like one that fails in training: nothing here is collective. Random streams, buffers, modes
 and the data's position are put back, so that a run computes the same with and without (docs/decisions/0019-sanity-check.md).
 
-The check also finds a mean where a sum belongs: a sum over some samples doubles when the same samples come twice, and a mean does not. In
-training a mean gives 1/B of the gradient, and another gradient for every split into micro-batches and ranks; an evaluation would add it up
-once for each batch and rank.
+The check also finds a loss that is no mean over samples: that of a batch must be that of its halves. Else another split into micro-batches
+and ranks would give another gradient, without a word; and an evaluation another metric.
 """
 
 from __future__ import annotations
@@ -27,23 +26,25 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError, one_line
-from ddp_train.interfaces import AnyObjective, Batch, Indices
+from ddp_train.interfaces import Batch, BatchLoss, Indices, Objective
 from ddp_train.interfaces.batch import batch_size, describe, map_tensors, normalise_and_mix, tensors_of
-from ddp_train.interfaces.objective import whole_loss
+from ddp_train.interfaces.objective import HALF, ValueShapeError, evaluated, value_sums, whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.supervised import LossObjective
 from ddp_train.run_folder import failure
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.check.rehearsal import restoring_state
+from ddp_train.training.loop.evaluation import ValueTotals
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.traits import ObjectiveConstants, constants_of
 
 logger = logging.getLogger(__name__)
 
-_MAX_SAMPLES = 32  # for the check that sums are sums
-_MAX_DEVIATION = 0.05  # a number that differs by more between two equal calls says nothing about sum and mean
+_MAX_SAMPLES = 64  # whose loss is compared with that of their halves
+_TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 2e-2  # share by which the two may differ; in half precision
+_MAX_NOISE = 0.05  # a number that differs by a larger share between two equal calls says nothing
 _MAX_CHARACTERS = 160  # of the description of a batch or an output: a dict may have many tensors
 
 
@@ -61,17 +62,17 @@ class _Trial:
         return normalise_and_mix(self.micro_batch.batch)
 
 
-def try_first_batches(components: Components, first: MicroBatch, world: World, *, samples: int, with_predictions: bool) -> None:
+def try_first_batches(components: Components, first: MicroBatch, world: World, *, samples: int) -> None:
     """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints a line for each.
 
-    The data is at `samples`; `with_predictions`: evaluations save predictions. Raises ConfigError: data, model and objective do not fit.
+    The data is at `samples`. Raises ConfigError: data, model and objective do not fit.
     DataError: a label is out of range.
     """
     lines = []
     with restoring_state(components, world.device), without_compiling():  # hooks on a forward would be compiled into it
         for trial in _trials(components, first, samples):
-            lines.append(_try(components, trial, world, with_predictions=with_predictions))
-            _refuse_means(components, trial, world)
+            lines.append(_try(components, trial, world))
+            _refuse_dependent(components, trial, world)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # steps need blocks of other sizes
     world.print(*(f"tried    {line}" for line in lines))
@@ -89,10 +90,10 @@ def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
     """Try a micro-batch of training alone, and print nothing; raises as `try_first_batches` does."""
     with restoring_state(components, world.device), without_compiling():
-        _try(components, _Trial("the first training batch", True, micro_batch), world, with_predictions=False)
+        _try(components, _Trial("the first training batch", True, micro_batch), world)
 
 
-def _try(components: EvaluationComponents, trial: _Trial, world: World, *, with_predictions: bool) -> str:
+def _try(components: EvaluationComponents, trial: _Trial, world: World) -> str:
     """Run one batch as training or evaluation does, and return its line for the screen. No backward: that of the first step comes soon."""
     model, objective, micro_batch, forward = components.model, components.objective, trial.micro_batch, _ForwardShapes()
     model.train(trial.trains)
@@ -101,19 +102,18 @@ def _try(components: EvaluationComponents, trial: _Trial, world: World, *, with_
         recording = _recording(model, forward, lambda: _refuse_labels(objective, forward, trial))
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), recording:
             if trial.trains:
-                num_units = float(objective.weight(trial.batch))
                 loss = whole_loss(objective, model, batch)
-                if not isinstance(loss, Tensor) or loss.shape != ():
-                    raise TypeError(f"loss is {describe(loss)}, and not one number: a tensor of shape []")
-                if not loss.requires_grad:
+                _require_device("loss", loss.total, world)
+                if not loss.total.requires_grad:
                     raise TypeError("loss does not depend on the parameters: is there a detach(), argmax or no_grad on its way?")
-                loss_text = f", loss {loss.item() / num_units:.4g}" if num_units else ""
+                num_units = float(loss.num_units)
+                loss_text = f", loss {loss.total.item() / num_units:.4g}" if num_units else ""
             else:
                 with torch.no_grad():
-                    scored = components.evaluate_batch(batch, with_predictions=with_predictions)
-                _require_scores(objective, scored.sums, world, is_stand_in=micro_batch.is_stand_in)
-                if scored.compared is not None and not micro_batch.is_stand_in:
-                    metric.update(components.metrics, scored.compared)
+                    measured = components.evaluate_batch(batch)
+                _require_values(objective, measured.values, batch_size(batch), world, is_stand_in=micro_batch.is_stand_in)
+                if not micro_batch.is_stand_in:
+                    metric.update(components.metrics, measured.compared)
                     metric.require_numbers(components.metrics)
     except (UserError, OSError, DistError):
         raise
@@ -127,24 +127,28 @@ def _try(components: EvaluationComponents, trial: _Trial, world: World, *, with_
     return f"{name} {one_line(describe(trial.batch), _MAX_CHARACTERS)} on {device}{one_line(gives, _MAX_CHARACTERS)}{loss_text}"
 
 
-def _require_scores(objective: AnyObjective, scores: object, world: World, *, is_stand_in: bool) -> None:
-    if not isinstance(scores, Mapping):
-        raise TypeError(f"score gives {describe(scores)}, and not a dict of sums")
-    for name, value in scores.items():
-        if not isinstance(value, Tensor) or value.ndim > 1:
-            raise TypeError(f"score's {name!r} is {describe(value)}, and neither one number nor a row of them: a tensor of shape [] or [K]")
-        if value.device.type != world.device.type:
-            raise TypeError(f"score's {name!r} is on {value.device}, and not on {world.device}")
+def _require_device(name: str, value: Tensor, world: World) -> None:
+    if value.device.type != world.device.type:
+        raise TypeError(f"{name} is on {value.device}, and not on {world.device}")
+
+
+def _require_values(objective: Objective, values: object, size: int, world: World, *, is_stand_in: bool) -> None:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"evaluate gives {describe(values)}, and not values by name")
+    totals = ValueTotals()
+    totals.add(values, size=size, counts=True)
+    for name, value in values.items():
+        _require_device(f"evaluate's {name!r}", value_sums(name, value, size)[0], world)
     if is_stand_in:
         return
     try:
-        metrics = objective.metrics({name: value.tolist() for name, value in scores.items()})
+        metrics = objective.metrics(totals.means(lambda values: values))
     except Exception as error:  # one batch may be too small for a metric
         logger.info("the metrics could not be checked: %s: %s", type(error).__name__, error)
         return
-    for name, value in metrics.items():
-        if not isinstance(value, (int, float)):
-            raise TypeError(f"metrics gives {describe(value)} as {name!r}, and not a number")
+    for name, number in metrics.items():
+        if not isinstance(number, (int, float)):
+            raise TypeError(f"metrics gives {describe(number)} as {name!r}, and not a number")
 
 
 def _is_machine_error(error: Exception) -> bool:
@@ -175,7 +179,7 @@ def _mismatch_error(error: Exception, components: EvaluationComponents, trial: _
     )
 
 
-def _refuse_labels(objective: AnyObjective, forward: _ForwardShapes, trial: _Trial) -> None:
+def _refuse_labels(objective: Objective, forward: _ForwardShapes, trial: _Trial) -> None:
     """Refuse labels out of range, in the batch and in all of the data, before the loss gets them: on a GPU it would end the process."""
     loss, batch = getattr(objective, "loss_fn", None), trial.batch
     says_so = constants_of(objective, ObjectiveConstants).labels_are_classes
@@ -206,65 +210,90 @@ def _refuse_labels(objective: AnyObjective, forward: _ForwardShapes, trial: _Tri
         )
 
 
-def _refuse_means(components: EvaluationComponents, trial: _Trial, world: World) -> None:
-    """Refuse an objective whose loss (in training) or score (in evaluation) is a mean, and a loss function that gives a sum."""
+def _refuse_dependent(components: EvaluationComponents, trial: _Trial, world: World) -> None:
+    """Refuse an objective whose loss (in training) or values (in evaluation) of a batch are not those of its halves, added up."""
     objective = components.objective
-    for name, ratio, once, twice in _growth_of_numbers(components, trial, world):
-        if 0.8 < ratio < 1.25:
-            fault = "loss gives a mean" if trial.trains else f"score gives {name!r} as a mean"
-            fix = f"the sum of {name!r} over the samples, and their number under another name"
-            fix = 'reduction="sum", or the mean times what `weight` gives' if trial.trains else fix
-            happened = f"{type(objective).__name__}.{fault}: {once:.6g} for some samples, {twice:.6g} for the same ones twice"
-            expected = "a sum, which doubles: it is divided once, over all batches and ranks"
-            raise ConfigError(key="objective", happened=happened, expected=expected, fix=f"{fix}; sanity_check=false if it is meant")
-        if trial.trains and isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
-            happened = f"{getattr(objective.loss_fn, '__name__', type(objective.loss_fn).__name__)} gives the sum over the batch"
-            expected = "the mean over its samples, as loss functions do: it is multiplied by their number"
-            fix = "objective.reduction=mean; sanity_check=false if it is meant"
-            raise ConfigError(key="objective", happened=happened, expected=expected, fix=fix)
-
-
-def _growth_of_numbers(components: EvaluationComponents, trial: _Trial, world: World) -> Iterator[tuple[str, float, float, float]]:
-    """Yield the numbers of an objective that are neither random, NaN nor 0: name, ratio, of some samples, of the same samples twice."""
-    if trial.micro_batch.is_stand_in:
+    if trial.micro_batch.is_stand_in or isinstance(objective, BatchLoss):
         return
-    objective, model = components.objective, components.model.eval()  # no dropout
-    numbers = []
+    model = components.model.eval()  # no dropout
+    is_half = components.amp.dtype is not None or any(parameter.dtype in HALF for parameter in model.parameters())
+    tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
+    sums: list[dict[str, float]] = []
     try:
         with batch_on(world.device, trial.micro_batch) as whole:
-            tried = _some_samples_and_twice(trial, whole)
+            tried = _whole_and_halves(trial, whole)
         for micro_batch in tried:
             with batch_on(world.device, micro_batch) as batch, torch.no_grad(), components.amp.autocast(world.device):
-                values = {"loss": whole_loss(objective, model, batch)} if trial.trains else objective.score(model, batch)
-            numbers.append({name: float(value.double().sum()) for name, value in values.items()})
+                sums.append(_sums(objective, model, batch, trains=trial.trains))
+    except ValueShapeError as error:  # a number of the batch's samples by chance
+        raise ConfigError(key="objective", happened=f"{type(objective).__name__}: {error}", expected="one value for each sample") from error
     except Exception as error:
-        logger.info("could not check whether loss and scores are sums: %s: %s", type(error).__name__, error)
+        logger.info("could not check whether loss and values are those of samples: %s: %s", type(error).__name__, error)
         return
-    for name in numbers[0]:
-        once, again, twice = (values[name] for values in numbers)
-        if all(map(math.isfinite, (once, again, twice))) and abs(once - again) <= _MAX_DEVIATION * abs(once) and again:
-            yield name, twice / again, again, twice
+    for name in sums[0]:
+        whole_sum, again, first, second = (of_batch.get(name, math.nan) for of_batch in sums)
+        size = abs(first) + abs(second)
+        if not math.isfinite(whole_sum + first + second) or not size or abs(whole_sum - again) > _MAX_NOISE * size:
+            continue  # a random number says nothing
+        is_sum = 1.6 < whole_sum / (first + second) < 2.5 if first + second else False
+        noise = abs(whole_sum - again)
+        if is_sum or (abs(whole_sum - first - second) > tolerance * size and noise <= tolerance * size):
+            raise _dependence_error(objective, name, is_sum=is_sum)
 
 
-def _some_samples_and_twice(trial: _Trial, batch: Batch) -> list[MicroBatch]:
-    """Return half of a micro-batch, the same again, and that half twice over: of its rows, or read anew where rows are not samples."""
+def _sums(objective: Objective, model: nn.Module, batch: Batch, *, trains: bool) -> dict[str, float]:
+    """Return the numerators and denominators of the loss or of the values of a batch."""
+    if trains:
+        loss = whole_loss(objective, model, batch)
+        return {"loss": float(loss.total), "units of the loss": float(loss.num_units)}
+    sums = {}
+    size = batch_size(batch)
+    for name, value in evaluated(objective, model, batch).values.items():
+        numerator, denominator = value_sums(name, value, size)
+        sums[name] = float(numerator.double().sum())
+        sums[f"units of {name}"] = float(denominator.double().sum()) if isinstance(denominator, Tensor) else float(denominator)
+    return sums
+
+
+def _dependence_error(objective: Objective, name: str, *, is_sum: bool) -> ConfigError:
+    loss_fn = getattr(objective, "loss_fn", None) if isinstance(objective, LossObjective) else None
+    subject = f"{type(objective).__name__}'s {name}" if loss_fn is None else getattr(loss_fn, "__name__", type(loss_fn).__name__)
+    expected = "the mean over the batch's samples, shape [], or one value for each sample, shape [B]"
+    if is_sum:
+        fix = "the mean" if loss_fn is None else "objective.reduction=mean"
+        return ConfigError(key="objective", happened=f"{subject} is the sum over the batch", expected=expected, fix=fix)
+    happened = f"{subject} of a batch is not the mean of its halves': it would change with the number of ranks"
+    fix = "Ratio(numerator, denominator) for a mean over tokens or weights (a loss function: reduction=none);"
+    fix += " BatchLoss as the base of one that compares samples; sanity_check=false if it is meant"
+    return ConfigError(key="objective", happened=happened, expected=expected, fix=fix)
+
+
+def _whole_and_halves(trial: _Trial, batch: Batch) -> list[MicroBatch]:
+    """Return some samples of a micro-batch, the same again, and their halves: by rows, or read anew where rows are not samples.
+
+    Raises ValueError: there are not two samples.
+    """
     size = batch_size(batch) if trial.micro_batch.num_samples is None else 0
-    half = max(1, min(_MAX_SAMPLES, size // 2))
+    half = min(_MAX_SAMPLES, size) // 2
+    spans = ((0, 2 * half), (0, 2 * half), (0, half), (half, 2 * half))
 
-    def rows(tensor: Tensor, *, times: int) -> Tensor:
+    def rows(tensor: Tensor, *, span: tuple[int, int]) -> Tensor:
         if tensor.ndim == 0:
             return tensor
         if tensor.shape[0] != size:
             raise ValueError("the batch's tensors do not share one leading dimension")
-        return torch.cat([tensor[:half]] * times)
+        return tensor[slice(*span)]
 
+    if half == 0 and size:
+        raise ValueError("it has one sample")
     try:
-        return [MicroBatch(map_tensors(partial(rows, times=times), batch)) for times in (1, 1, 2)]
+        return [MicroBatch(map_tensors(partial(rows, span=span), batch)) for span in spans]
     except ValueError:
         if trial.ids is None or trial.source is None:
             raise
-        some = trial.ids[: max(1, min(_MAX_SAMPLES, len(trial.ids) // 2))]
-        return [as_micro_batch(trial.source.batch(np.tile(some, times)), len(some) * times) for times in (1, 1, 2)]
+        half = min(_MAX_SAMPLES, len(trial.ids)) // 2
+        parts = [trial.ids[start:end] for start, end in ((0, 2 * half), (0, 2 * half), (0, half), (half, 2 * half))]
+        return [as_micro_batch(trial.source.batch(part), len(part)) for part in parts]
 
 
 @dataclass

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import AnyObjective, Batch, SupportsInfer
-from ddp_train.interfaces.batch import batch_size, describe
+from ddp_train.interfaces import Batch, Objective
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import PositionedEvaluationLoader
-from ddp_train.objective.supervised import TARGETS, call_model
+from ddp_train.objective.supervised import TARGETS
 from ddp_train.training.loop.evaluation import evaluating, in_lockstep
 from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.predictions import PredictionFiles
@@ -56,22 +55,10 @@ def inputs_of(batch: Batch) -> Any:
     return (batch,)
 
 
-def infer(objective: AnyObjective, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-    """Return one row per sample: the objective's `infer`, or, where it has none, the model's output."""
-    if isinstance(objective, SupportsInfer):
-        return objective.infer(model, inputs)
-    outputs = call_model(model, inputs)
-    if isinstance(outputs, Tensor):
-        return {"output": outputs}
-    by_name = outputs if isinstance(outputs, Mapping) else dict(enumerate(outputs)) if isinstance(outputs, (tuple, list)) else {}
-    size = batch_size(inputs)
-    rows = {
-        name if isinstance(name, str) else f"output_{name}": value
-        for name, value in by_name.items()
-        if isinstance(value, Tensor) and value.ndim and len(value) == size
-    }
+def infer(objective: Objective, model: nn.Module, inputs: Any) -> Mapping[str, Tensor]:
+    """Return one row per sample by name; a ConfigError: the objective gives none."""
+    rows = objective.infer(model, inputs)
     if not rows:
-        happened = f"cannot predict for samples without targets, and the model gives {describe(outputs)}"
-        expected = "tensors with one row for each sample; or an objective with the method `infer` (ddp_train.interfaces.SupportsInfer)"
-        raise ConfigError(key="objective", happened=happened, expected=expected)
+        happened = f"{type(objective).__name__}.infer gives nothing for samples without targets"
+        raise ConfigError(key="objective", happened=happened, expected="tensors with one row for each sample")
     return rows

@@ -1,5 +1,6 @@
 """Evaluation: every sample exactly once, whatever the number of ranks, and the same metrics on all of them."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,10 @@ from torch import Tensor, nn
 
 from ddp_train import model_log
 from ddp_train.distributed.world import World
+from ddp_train.errors import conflict
+from ddp_train.interfaces import Value
+from ddp_train.interfaces.batch import batch_size
+from ddp_train.interfaces.objective import value_sums
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvaluationLoader, PositionedEvaluationLoader
 from ddp_train.loader.reader import MicroBatch
@@ -38,7 +43,7 @@ def evaluate(
 
     Args:
         components: have at least one evaluation set.
-        predictions: returns the folder for the per-sample outputs of a set, by its name; the objective `SupportsPredict`. None: none.
+        predictions: returns the folder for the per-sample outputs of a set, by its name. None: they are not saved.
         begins_batch: called before each batch is read.
         is_stopping: the evaluation ends when it returns True on any rank; then the result is None on every rank.
 
@@ -81,7 +86,7 @@ def _evaluate_set(
         files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
     for metric_object in components.metrics.values():
         metric_object.reset()
-    totals: dict[str, Tensor] = {}
+    totals = ValueTotals()
     gives_up = False
     num_skipped = 0
     begins_batch()
@@ -91,26 +96,27 @@ def _evaluate_set(
         is_stopping = on_any_rank(is_stopping, world)
     for micro_batch in batches:
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
-            scored = components.evaluate_batch(batch, with_predictions=files is not None)
+            measured = components.evaluate_batch(batch)
+            totals.add(measured.values, size=batch_size(batch), counts=not micro_batch.is_stand_in)
         if files is not None:
-            rows = {name: values[:0] for name, values in scored.rows.items()} if micro_batch.is_stand_in else scored.rows
+            if not measured.rows:
+                happened = f"is true, and {type(objective).__name__}.evaluate gives nothing for each sample"
+                raise conflict("evaluation.save_predictions", happened, "false", expected="values of shape [B], or rows")
+            rows = {name: values[:0] for name, values in measured.rows.items()} if micro_batch.is_stand_in else measured.rows
             files.add(rows, skips=[bad.sample for bad in micro_batch.bad_samples])
-        if scored.compared is not None and not micro_batch.is_stand_in:
-            metric.update(components.metrics, scored.compared)
+        if not micro_batch.is_stand_in:
+            metric.update(components.metrics, measured.compared)
         num_skipped += len(micro_batch.bad_samples)
-        for name, value in scored.sums.items():
-            value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
-            totals[name] = totals.get(name, torch.zeros_like(value)) + (0 if micro_batch.is_stand_in else value)
         if gives_up := is_stopping():
             break  # only after the first batch: all ranks need the same names for the reduction
         begins_batch()
     num_giving_up, num_skipped = world.sum(torch.tensor([gives_up, num_skipped])).tolist()
-    sums = _sum_over_ranks(totals, world)
+    means = totals.means(world.sum)
     if files is not None:
         files.close(keep=not num_giving_up)
     if num_giving_up:
         return None
-    metrics = objective.metrics(sums) | metric.results(components.metrics, world)
+    metrics = {**objective.metrics(means), **metric.results(components.metrics, world)}
     return metrics | ({"skipped_samples": num_skipped} if loader.skips_bad_samples else {})
 
 
@@ -125,16 +131,54 @@ def _in_eval_mode(roots: list[nn.Module]) -> Iterator[None]:
         module.training = mode
 
 
-def _sum_over_ranks(totals: Mapping[str, Tensor], world: World) -> dict[str, Any]:
-    """Add up over the ranks: once the floats, once the integers, which stay exact. A row becomes a list. Collective."""
-    sums: dict[str, Any] = {}
-    for is_float in (True, False):
-        addends = {name: value for name, value in totals.items() if value.is_floating_point() == is_float}
-        if addends:
-            summed = world.sum(torch.cat([value.reshape(-1) for value in addends.values()])).cpu()  # the only wait for the device
-            values = summed.split([value.numel() for value in addends.values()])
-            sums |= {name: value.view(addends[name].shape).tolist() for name, value in zip(addends, values, strict=True)}
-    return sums
+class ValueTotals:
+    """Adds up the values of an objective's `evaluate`: over batches, then over the ranks."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}  # numerators, and the denominators that are on the device
+        self._counts: dict[str, int] = {}  # denominators that the host knows
+
+    def add(self, values: Mapping[str, Value], *, size: int, counts: bool) -> None:
+        """Add the values of a batch of `size` samples; with `counts=False` their names alone."""
+        for name, value in values.items():
+            numerator, denominator = value_sums(name, value, size)
+            self._add(name, numerator, counts=counts)
+            if isinstance(denominator, Tensor):
+                self._add(_denominator(name), denominator, counts=counts)
+            else:
+                self._counts[name] = self._counts.get(name, 0) + (denominator if counts else 0)
+
+    def means(self, sums: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Return the means over all ranks by name: a number, a list for columns; NaN where nothing counts. Collective as `sums` is.
+
+        Integers are added as such, and stay exact.
+        """
+        counted = sums(torch.tensor([*self._counts.values()], dtype=torch.int64)).tolist() if self._counts else []
+        totals: dict[str, Any] = dict(zip(map(_denominator, self._counts), counted, strict=True))
+        for is_float in (True, False):
+            addends = {name: value for name, value in self._sums.items() if value.is_floating_point() == is_float}
+            if addends:
+                summed = sums(torch.cat([value.reshape(-1) for value in addends.values()])).cpu()  # the only wait for the device
+                parts = summed.split([value.numel() for value in addends.values()])
+                totals |= {name: part.view(addends[name].shape).tolist() for name, part in zip(addends, parts, strict=True)}
+        return {name: _divide(totals[name], totals[_denominator(name)]) for name in self._sums if _denominator(name) in totals}
+
+    def _add(self, name: str, value: Tensor, *, counts: bool) -> None:
+        total = self._sums.get(name)
+        if total is None:
+            self._sums[name] = value if counts else torch.zeros_like(value)
+        elif counts:
+            self._sums[name] = total + value
+
+
+def _denominator(name: str) -> str:
+    return f"{name} /"
+
+
+def _divide(total: Any, count: Any) -> Any:
+    if isinstance(total, list):
+        return [_divide(*pair) for pair in zip(total, count if isinstance(count, list) else [count] * len(total), strict=True)]
+    return total / count if count else math.nan
 
 
 def in_lockstep(batches: Iterator[MicroBatch], world: World) -> Iterator[MicroBatch]:

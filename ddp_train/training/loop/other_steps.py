@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.loop.train_step import NormShare, TotalUnits, TrainStep, norm_of, norm_share
+from ddp_train.training.loop.train_step import NormShare, TrainStep, norm_of, norm_share
 from ddp_train.training.parts.turns import without_gradients_for
 
 
 class TurnsStep(TrainStep):
     """A step of several turns, one after the other, each over all micro-batches."""
 
-    def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
+    def update_parameters(self, micro_batches: Iterable[MicroBatch], global_batch_size: int, *, measures_norm: bool) -> Tensor | None:
         """Return the norm over all turns. A step in which one was not finite takes no further turn (`guard`)."""
         components, all_batches = self.components, [*micro_batches]
         turns = components.turns_at(self.state.step)
@@ -24,7 +24,7 @@ class TurnsStep(TrainStep):
         for turn in turns:
             with without_gradients_for(turn.others):
                 self.guard.begin()
-                self.compute_gradients(all_batches, units, turn)
+                self.compute_gradients(all_batches, global_batch_size, turn)
                 norm = self.step_optimizer(norm, measures_norm=measures_norm, turn=turn.name)
         return norm
 
@@ -50,11 +50,11 @@ class EarlyStep(TrainStep):
             for parameter in group["params"]:
                 parameter.register_post_accumulate_grad_hook(partial(self._step, index))
 
-    def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
+    def update_parameters(self, micro_batches: Iterable[MicroBatch], global_batch_size: int, *, measures_norm: bool) -> Tensor | None:
         """Return the norm of the gradients. Collective where some are sharded."""
         num_known = len(self._optimizer.state)  # parameters with a state from earlier steps
         self._is_stepping, self._measures = True, measures_norm
-        self.compute_gradients(micro_batches, units, self.components.turns.plain)
+        self.compute_gradients(micro_batches, global_batch_size, self.components.turns.plain)
         shares, self._shares, self._is_stepping = self._shares, {}, False
         self._sort_state(num_known)
         norm = norm_of([shares[number] for number in sorted(shares)], self.world) if measures_norm else None

@@ -1,15 +1,13 @@
 """One optimizer step of one rank: forward and backward of each micro-batch, the exact mean's gradient, clipping, the optimizer.
 
-Nothing here waits for the device. No collective runs but the strategy's own, one small all-reduce during the first forward where
-the number of units depends on the batch's content, and one for the norm of gradients that are sharded among the ranks.
+Nothing here waits for the device. No collective runs but the strategy's own, one or two small all-reduces where the number of units
+depends on the batch's content, and one for the norm of gradients that are sharded among the ranks.
 Other kinds of step are in `other_steps.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces.batch import as_pair, batch_size, given_batch_size
+from ddp_train.interfaces.batch import batch_size
 from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
@@ -33,11 +31,47 @@ _FORWARD, _BACKWARD = Part.FORWARD, Part.BACKWARD  # looked up once: 60 ns each
 _COMMUNICATION, _OPTIMIZER = Part.COMMUNICATION, Part.OPTIMIZER
 
 
-class TotalUnits(NamedTuple):
-    """The number of units (samples, tokens) that the losses of a step's micro-batches sum over."""
+class GlobalUnits:
+    """The number of units (samples, tokens) that the losses of a step are over: of its global batch, by which the gradient is divided.
 
-    get: Callable[[], float | Tensor]  # a tensor of shape [] where the shapes do not tell it
-    num_ranks: int  # whose micro-batches are counted: the strategy takes the mean of their gradients, and the sum is wanted
+    An int of the first micro-batch tells it: each sample has as many. Other numbers are added up, over ranks and micro-batches. What the
+    later micro-batches have is not known while the first one's backward runs: gradients are divided by an estimate, and corrected once.
+
+    Args:
+        sums: returns the sum of a number, shape [], over all ranks that share their gradients. Collective.
+    """
+
+    def __init__(self, sums: Callable[[Tensor], Tensor], *, global_batch_size: int, num_micro_batches: int) -> None:
+        self._sums, self._global_batch_size, self._num_micro_batches = sums, global_batch_size, num_micro_batches
+        self._counted: Tensor | None = None  # on this rank
+        self.divisor: float | Tensor = 0.0  # of the gradients: `total`, or its estimate by the first micro-batch
+        self.total: float | Tensor = 0.0  # a tensor of shape [] where the shapes do not tell it
+
+    def add(self, micro_batch: MicroBatch, num_units: int | Tensor) -> None:
+        """Count a micro-batch. Collective for the first one of a step."""
+        if isinstance(num_units, int):
+            if not self.total:
+                num_samples = micro_batch.num_samples or batch_size(micro_batch.batch)
+                self.total = self.divisor = num_units * micro_batch.pieces / num_samples * self._global_batch_size
+            return
+        counted = num_units.double() * (not micro_batch.is_stand_in)
+        if self._counted is None:
+            self._counted = counted
+            self.total = self._sums(counted.clone())
+            self.divisor = _or_one(self.total) * self._num_micro_batches
+        else:
+            self._counted = self._counted + counted
+
+    def correction(self) -> Tensor | None:
+        """Return what the gradients are to be multiplied by after the last micro-batch; None: nothing. Collective."""
+        if self._counted is None or self._num_micro_batches == 1:
+            return None
+        self.total = self._sums(self._counted.clone())
+        return self.divisor / _or_one(self.total)
+
+
+def _or_one(number: Tensor) -> Tensor:
+    return torch.where(number == 0, 1.0, number)  # nothing counts
 
 
 class StepGuard:
@@ -99,10 +133,12 @@ class TrainStep:
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
     marks: StepMarks = field(default_factory=StepMarks)
     window: LogWindow = field(init=False)  # gets the losses and the number of units of each step
+    num_units: float | Tensor = field(init=False, default=0.0)  # of the newest step's global batch
 
     def __post_init__(self) -> None:
         local_weights = self.components.strategy.local_weights
         self.has_local_steps = local_weights is not None and local_weights.has_local_steps  # each rank takes its own
+        self._num_ranks = 1 if self.has_local_steps else self.world.size
         per_rank = self.has_local_steps or self.world.size == 1
         self.window = LogWindow(self.world.device, turns=self.components.turns.by_name, units_are_per_rank=per_rank)
 
@@ -121,16 +157,15 @@ class TrainStep:
         """
         window = self.window
         window.begin_step()
-        units, micro_batches = self._start_total_units(micro_batches, global_batch_size)
-        grad_norm = self.update_parameters(micro_batches, units, measures_norm=measures_norm)
+        grad_norm = self.update_parameters(micro_batches, global_batch_size, measures_norm=measures_norm)
         self.components.scheduler.step()
-        window.end_step(units.get(), samples=global_batch_size, norm=grad_norm if self.guard.needs_norm else None)
+        window.end_step(self.num_units, samples=global_batch_size, norm=grad_norm if self.guard.needs_norm else None)
         return grad_norm
 
-    def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
+    def update_parameters(self, micro_batches: Iterable[MicroBatch], global_batch_size: int, *, measures_norm: bool) -> Tensor | None:
         """Compute the gradients of all micro-batches, let the optimizer step, and forget them; return their norm where it is wanted."""
         self.guard.begin()
-        self.compute_gradients(micro_batches, units, self.components.turns.plain)
+        self.compute_gradients(micro_batches, global_batch_size, self.components.turns.plain)
         return self.step_optimizer(measures_norm=measures_norm)
 
     def step_optimizer(self, norm: Tensor | None = None, *, measures_norm: bool, turn: str | None = None) -> Tensor | None:
@@ -144,10 +179,12 @@ class TrainStep:
             components.zero_gradients()
         return norm
 
-    def compute_gradients(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, turn: Turn) -> None:
+    def compute_gradients(self, micro_batches: Iterable[MicroBatch], global_batch_size: int, turn: Turn) -> None:
         """Run all micro-batches of a turn forward and backward; the last backward reduces the gradients."""
         components = self.components
-        last = components.train_loader.num_micro_batches(self.state.samples) - 1
+        num_micro_batches = components.train_loader.num_micro_batches(self.state.samples)
+        units = GlobalUnits(self._sum_of_ranks, global_batch_size=global_batch_size, num_micro_batches=num_micro_batches)
+        last = num_micro_batches - 1
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
                 with components.strategy.no_sync(turn.wrapped):
@@ -156,6 +193,16 @@ class TrainStep:
                 self._forward_backward(micro_batch, units, turn)
         with self.marks.around(_COMMUNICATION):
             components.strategy.reduce_gradients(components.trained_module, self.state.step)
+            factor = units.correction()
+        if factor is not None:
+            scale(self._gradients(), factor)
+        self.num_units = units.total
+
+    def _sum_of_ranks(self, number: Tensor) -> Tensor:
+        return number if self.has_local_steps else self.world.start_sum(number)()
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.components.trained_module.parameters() if parameter.grad is not None]
 
     def measure_and_clip(self, *, measures_norm: bool) -> Tensor | None:
         """Return the norm of the gradients where it is wanted, and clip them by it."""
@@ -164,58 +211,29 @@ class TrainStep:
             return None
         # Before the optimizer's step, which may use the gradients' memory.
         components.scaler.unscale_(components.optimizer)
-        gradients = [parameter.grad for parameter in components.trained_module.parameters() if parameter.grad is not None]
+        gradients = self._gradients()
         grad_norm = total_norm(gradients, self.world)
         if self.clip_grad_norm is not None:
             clip(gradients, self.clip_grad_norm, grad_norm)
         return grad_norm
 
-    def _forward_backward(self, micro_batch: MicroBatch, units: TotalUnits, turn: Turn) -> None:
+    def _forward_backward(self, micro_batch: MicroBatch, units: GlobalUnits, turn: Turn) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.marks.around(_FORWARD):
-            loss_sum = components.loss(batch, turn)
+            loss_sum, num_units = components.loss(batch, turn)
         if micro_batch.is_stand_in:
             loss_sum = loss_sum * 0.0
         with self.marks.around(_COMMUNICATION):
-            num_units = units.get()  # not needed before
+            units.add(micro_batch, num_units)
         # Backward begins with this factor: the gradients are those of the loss times the factor, without that product and its own backward.
-        if isinstance(num_units, Tensor):
-            factor = (units.num_ranks / torch.where(num_units == 0, 1.0, num_units)).to(loss_sum.dtype)  # 0: nothing counts
-        else:
-            factor = torch.full_like(loss_sum, units.num_ranks / num_units)
+        # The strategy takes the mean over the ranks, and the sum is wanted.
+        factor = self._num_ranks / units.divisor
+        factor = factor.to(loss_sum.dtype) if isinstance(factor, Tensor) else torch.full_like(loss_sum, factor)
         factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
         with self.marks.around(_BACKWARD):
             backward(loss_sum, factor)
         self.window.add(loss_sum, turn=turn.name)
-
-    def _start_total_units(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalUnits, Iterable[MicroBatch]]:
-        """Return the units of the whole global batch, and the micro-batches.
-
-        The shapes of the first micro-batch tell the units, or all ranks begin to sum up those of all micro-batches. Where each rank takes
-        its own steps, the sum is this rank's.
-        """
-        remaining: Iterator[MicroBatch] = iter(micro_batches)
-        first = next(remaining)
-        num_units = self._units_of(first)
-        if isinstance(num_units, int):
-            total = num_units * first.pieces / (first.num_samples or batch_size(first.batch)) * global_batch_size
-            all_micro_batches = chain(iter([first]), remaining)  # given the list itself, `chain` would hold its memory to the end
-            return TotalUnits(lambda: total, self.world.size), all_micro_batches
-        all_batches = [first, *remaining]
-        unit_counts = [
-            torch.as_tensor(self._units_of(micro_batch), dtype=torch.float64) * (not micro_batch.is_stand_in) for micro_batch in all_batches
-        ]
-        rank_units = torch.stack(unit_counts).sum()
-        # Reduced where the data is, mostly on the CPU: no wait for the device.
-        wait: Callable[[], Tensor] = (lambda: rank_units) if self.has_local_steps else self.world.start_sum(rank_units)
-        get = cache(lambda: wait().to(self.world.device, non_blocking=True))
-        return TotalUnits(get, 1 if self.has_local_steps else self.world.size), all_batches
-
-    def _units_of(self, micro_batch: MicroBatch) -> int | Tensor:
-        """Return the number of units in a micro-batch, where its data is: on the host, if it was not copied ahead."""
-        with given_batch_size(micro_batch.num_samples):
-            return self.components.objective.weight(as_pair(micro_batch.batch))
 
 
 def backward(loss: Tensor, grad_output: Tensor) -> None:
@@ -261,10 +279,14 @@ def norm_of(shares: Sequence[NormShare], world: World) -> Tensor:
     return squares.sqrt().float()
 
 
-@torch.no_grad()
 def clip(gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
     """Scale the gradients down where their norm is above `max_norm`. Nothing waits for the device."""
-    factor = torch.clamp(max_norm / (norm + _EPS), max=1.0)
+    scale(gradients, torch.clamp(max_norm / (norm + _EPS), max=1.0))
+
+
+@torch.no_grad()
+def scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply all gradients by a number, shape []. Nothing waits for the device."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         rows = local_rows(gradient)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,18 @@ from torch.optim import Optimizer
 from ddp_train.amp import Amp
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import (
-    AnyObjective,
     Batch,
     Callback,
+    Evaluated,
     Goal,
     LossModule,
+    LossSum,
+    Objective,
     Scheduler,
-    Scored,
     Strategy,
-    SupportsCompare,
-    SupportsPredict,
-    SupportsTurnsAt,
+    TurnObjective,
 )
+from ddp_train.interfaces.objective import evaluated
 from ddp_train.interfaces.run import implements
 from ddp_train.loader.loader import EvaluationLoader, TrainLoader
 from ddp_train.loader.reader import LengthPlan
@@ -42,7 +42,7 @@ class EvaluationComponents:
 
     model: nn.Module  # as the config says
     trained_module: nn.Module  # what is optimised, saved and compared: the model, or a `LossModule` where the objective has a state, too
-    objective: AnyObjective
+    objective: Objective
     amp: Amp
     eval_loaders: Mapping[str, EvaluationLoader]  # by the sets' names, "" (no name) first; {}: nothing is evaluated
     callbacks: Mapping[str, Callback] = field(default_factory=dict)  # by name
@@ -73,15 +73,11 @@ class EvaluationComponents:
         """The loader of the evaluation set without a name, or of the first set where there is none; None: nothing is evaluated."""
         return next(iter(self.eval_loaders.values()), None)
 
-    def evaluate_batch(self, batch: Batch, *, with_predictions: bool) -> Scored:
-        """Score a batch in one forward: with predictions and targets for metrics, else with rows to save if `with_predictions`."""
+    def evaluate_batch(self, batch: Batch) -> Evaluated:
+        """Measure a batch in one forward."""
         if self.compiled is not None:
             self.compiled.begin_batch()
-        if self.metrics:
-            return Scored(*cast(SupportsCompare, self.objective).compare(self.model, batch))  # a tuple of a user's class
-        if with_predictions:
-            return Scored(*cast(SupportsPredict, self.objective).predict(self.model, batch))
-        return Scored(self.objective.score(self.model, batch))
+        return evaluated(self.objective, self.model, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,16 +106,16 @@ class Components(EvaluationComponents):
     def reshard(self) -> None:
         self.strategy.reshard(self.trained_module)
 
-    def loss(self, batch: Batch, turn: Turn) -> Tensor:
-        """Return a turn's loss of a batch, shape [], through the strategy's wrapper."""
+    def loss(self, batch: Batch, turn: Turn) -> LossSum:
+        """Return a turn's loss of a batch, through the strategy's wrapper."""
         if self.compiled is not None:
             self.compiled.begin_batch()
-        loss: Tensor = turn.wrapped(batch)
+        loss: LossSum = turn.wrapped(batch)
         return loss
 
     def turns_at(self, step: int) -> list[Turn]:
         """Return the turns of the step that comes after `step` steps, one at least of those that the objective has."""
-        if not isinstance(self.objective, SupportsTurnsAt):
+        if not isinstance(self.objective, TurnObjective):
             return self.turns.all
         names, by_name = self.objective.turns_at(step), self.turns.by_name
         if not names or any(name not in by_name for name in names):

@@ -10,7 +10,6 @@ Nothing here imports torchmetrics: a metric is known by what it offers.
 
 import functools
 import logging
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import AnyObjective, Goal, SupportsCompare
+from ddp_train.interfaces import Goal, Objective
 from ddp_train.interfaces.batch import describe, map_tensors
 from ddp_train.training.instantiate import instantiate
 
@@ -123,21 +122,15 @@ Metric = KeptMetric | FunctionMetric
 """One metric of an evaluation, on one rank."""
 
 
-def goals_of(objective: AnyObjective, metrics: Mapping[str, Metric], set_names: Iterable[str]) -> dict[str, Goal]:
+def goals_of(objective: Objective, metrics: Mapping[str, Metric], set_names: Iterable[str]) -> dict[str, Goal]:
     """Return the goal of each metric, by its recorded name: of each set the objective's, then those of `evaluation.metrics`."""
     goals = {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
     return {recorded_name(set_name, name): goal for set_name in set_names for name, goal in goals.items()}
 
 
-def build_metrics(configs: Mapping[str, Any], objective: AnyObjective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
-    """Make the metrics of `evaluation.metrics`, for an objective that says what they compare."""
+def build_metrics(configs: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
+    """Make the metrics of `evaluation.metrics`."""
     wanted = {name: config for name, config in configs.items() if config}
-    if wanted and not isinstance(objective, SupportsCompare):
-        left_out = shlex.join(f"~{EVALUATION_METRICS}.{name}" for name in wanted)
-        happened = f"has {', '.join(wanted)}, but the objective {type(objective).__name__} does not say what is compared"
-        expected = "an objective with compare(model, batch) (`ddp-train help docs/components.md`)"
-        fix = f"`compare` in addition to the `score` of {type(objective).__name__}, or {left_out}"
-        raise ConfigError(key=EVALUATION_METRICS, happened=happened, expected=expected, fix=fix)
     if taken := [name for name in wanted if name in objective.goals]:
         happened = f"{type(objective).__name__} has a metric of this name"
         raise ConfigError(key=f"{EVALUATION_METRICS}.{taken[0]}", happened=happened, expected="another name")
@@ -169,13 +162,18 @@ def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
     )
 
 
-def update(metrics: Mapping[str, Metric], compared: tuple[Any, Any]) -> None:
+def update(metrics: Mapping[str, Metric], compared: tuple[Any, Any] | None) -> None:
     """Give one batch to all metrics; a ConfigError has the key of one that cannot take it."""
+    if metrics and compared is None:
+        happened = f"has {', '.join(metrics)}, but the objective's `evaluate` gives nothing to compare"
+        expected = "`Evaluated(values, compared=(predictions, targets))` (`ddp-train help docs/components.md`)"
+        fix = " ".join(f"~{EVALUATION_METRICS}.{name}" for name in metrics)
+        raise ConfigError(key=EVALUATION_METRICS, happened=happened, expected=expected, fix=fix)
+    predictions, targets = compared or (None, None)
     for name, metric in metrics.items():
         try:
-            metric.update(*compared)
+            metric.update(predictions, targets)
         except (ValueError, TypeError, RuntimeError) as error:
-            predictions, targets = compared
             happened = f"{type(error).__name__}: {error}\n  predictions {describe(predictions)}\n  targets     {describe(targets)}"
             expected = "a metric for what the objective compares"
             raise ConfigError(key=f"evaluation.metrics.{name}", happened=happened, expected=expected) from error

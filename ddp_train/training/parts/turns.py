@@ -15,7 +15,7 @@ from torch import nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict, join_few
-from ddp_train.interfaces import AnyObjective, LossModule, Strategy, TurnObjective
+from ddp_train.interfaces import LossModule, Objective, Strategy, TurnObjective
 from ddp_train.interfaces.parameters import matching, named_parameters
 
 
@@ -65,7 +65,7 @@ class Turns:
         self.all = self._make()
 
 
-def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> list[Turn]:
+def make_turns(trained_module: nn.Module, objective: Objective, strategy: Strategy, world: World) -> list[Turn]:
     """Return the turns of a step: each trains something, and each parameter is in one. Collective."""
     if not isinstance(objective, TurnObjective):
         return [Turn(wrapped=strategy.prepare(as_loss_module(trained_module, objective), world.device, world.size))]
@@ -94,6 +94,6 @@ def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Str
     return turns
 
 
-def as_loss_module(trained_module: nn.Module, objective: AnyObjective) -> LossModule:
+def as_loss_module(trained_module: nn.Module, objective: Objective) -> LossModule:
     """Return the `LossModule` of the objective and the trained module, for a strategy to wrap."""
     return trained_module if isinstance(trained_module, LossModule) else LossModule(trained_module, objective, has_state=False)

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from ddp_train import model_log
 from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import AnyObjective, Batch, HasUnit, LossModule, TurnObjective
+from ddp_train.interfaces import Batch, LossModule, Objective, TurnObjective
 from ddp_train.interfaces.batch import batch_size, given_batch_size, map_tensors
+from ddp_train.interfaces.objective import loss_sum
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.seeding import random_state, set_random_state
 
@@ -85,10 +86,9 @@ class Throughput:
     has_cut_windows: bool = False  # the last step had: operations are counted of whole ones, and there is no `mfu`
 
     def __post_init__(self) -> None:
-        self._counts_tokens = isinstance(self.objective, HasUnit) and self.objective.unit in ("token", "next_token")
+        self._counts_tokens = getattr(self.objective, "unit", "sample") in ("token", "next_token")
         self._batch: Batch = None  # shapes of the first micro-batch, until its operations are counted
         self._num_samples = 0  # of the first micro-batch
-        self._units = 0.0  # the tokens of the first micro-batch where `_counts_tokens`, else its samples
         self._flops_per_unit: float | None = None
         if self.world.device.type == "cuda" and torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats(self.world.device)  # of an earlier job
@@ -99,10 +99,9 @@ class Throughput:
         return self.shapes is not None and self._batch is None
 
     def see(self, batch: Batch) -> None:
-        """Note the shapes of a micro-batch, and its number of tokens or samples. May wait for the device: call it before the first step."""
+        """Note the shapes of a micro-batch, and its number of samples."""
         self._batch = map_tensors(lambda tensor: torch.empty_like(tensor, device="meta"), batch)
         self._num_samples = batch_size(batch)
-        self._units = float(self.objective.weight(batch) if self._counts_tokens else self._num_samples)
 
     def memory(self) -> list[float]:
         """Return the most that tensors took of this rank's device since the last call, torch's reserve on it, and the process's memory.
@@ -127,18 +126,18 @@ class Throughput:
         if tokens is not None:
             values |= {"tokens_per_s": tokens / seconds, "tokens_per_s_per_device": tokens / seconds / size}
         if self.shapes is not None and self._batch is not None:
-            self._count_flops(self.shapes)
+            self._count_flops(self.shapes, units_per_sample=units / samples)
         if self._flops_per_unit is not None and self.peak is not None and not self.has_cut_windows:
             values["mfu"] = units * self._flops_per_unit / seconds / (size * self.peak)
         return values | dict(zip(_MEMORY[-len(memory) :], (total / size for total in memory), strict=True))
 
-    def _count_flops(self, shapes: ShapeCopy) -> None:
+    def _count_flops(self, shapes: ShapeCopy, *, units_per_sample: float) -> None:
         try:
             with given_batch_size(self._num_samples):
                 flops = shapes.count(self._batch, self.world.device)
             if not flops:
                 raise ValueError("it has no matrix product that is known")
-            self._flops_per_unit = flops / self._units
+            self._flops_per_unit = flops / (self._num_samples * units_per_sample)
         except Exception as error:
             _report_no_mfu(error, self.world)
         self.shapes = self._batch = None
@@ -152,7 +151,7 @@ class ShapeCopy:
     Raises Exception: they cannot be copied, or take turns, each with a backward of its own.
     """
 
-    def __init__(self, trained_module: nn.Module, objective: AnyObjective) -> None:
+    def __init__(self, trained_module: nn.Module, objective: Objective) -> None:
         if isinstance(objective, TurnObjective):
             raise ValueError("the parts of the objective take turns")
         shapes: dict[int, Any] = {}
@@ -173,9 +172,8 @@ class ShapeCopy:
         try:
             with model_log.taken_by(None), FlopCounterMode(display=False) as counter:
                 shapes = map_tensors(lambda tensor: tensor.to("meta"), batch)
-                has_loss = isinstance(self._trained_module, LossModule)
-                loss = self._trained_module(shapes) if has_loss else self._objective.loss(self._trained_module, shapes)
-                loss.backward()
+                module = self._trained_module.model if isinstance(self._trained_module, LossModule) else self._trained_module
+                loss_sum(self._objective, module, shapes).total.backward()
         finally:
             set_random_state(streams, device)
         return int(counter.get_total_flops())
@@ -186,7 +184,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
     return nn.Parameter(shape, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
-def make_throughput(world: World, objective: AnyObjective, trained_module: nn.Module, *, source: Any, peak: float | None) -> Throughput:
+def make_throughput(world: World, objective: Objective, trained_module: nn.Module, *, source: Any, peak: float | None) -> Throughput:
     """Return the throughput meter of a run, before the model is compiled or wrapped; `peak` is the device's, in FLOP/s."""
     has_lengths = getattr(source, "lengths", None) is not None  # a sample may be shorter than the longest
     window = None if has_lengths else source.facts.get("context_length")
