@@ -55,21 +55,6 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def start_sum(self, values: Tensor) -> Callable[[], Tensor]:
-        """Begin an all-reduce by addition, in place, and return a function that waits for its result. Collective.
-
-        On a GPU the stream waits, and the host does not.
-        """
-        if self.size == 1:
-            return lambda: values
-        work = dist.all_reduce(values, async_op=True)
-
-        def wait() -> Tensor:
-            work.wait()
-            return values
-
-        return wait
-
     def lowest(self, values: Tensor) -> Tensor:
         """All-reduce by the smaller of two values, in place. Collective."""
         if self.size > 1:

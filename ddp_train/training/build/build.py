@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ddp_train.config import auto
-from ddp_train.config.batch_sizes import MICRO_BATCH
+from ddp_train.config.batch_sizes import MICRO_BATCH, accumulation_of
 from ddp_train.config.run_config import RunConfig, evaluation_sets, set_name
 from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Objective, Scheduler, Strategy, TurnObjective
+from ddp_train.interfaces import BatchLoss, Objective, Scheduler, Strategy, TurnObjective
 from ddp_train.loader.dataset_adapter import Source
 from ddp_train.loader.loader import EvaluationLoader, OneBatchTrainLoader, TrainLoader
 from ddp_train.optimizer.groups import freeze
@@ -69,6 +69,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     parts = _build_model(config, world, answers, strategy, eval_sources)
     prepared = _prepare_model(parts, config, world, strategy, source=source, compile_cache=compile_cache)
     optimization = _build_optimization(parts, config, world, answers, strategy)
+    _require_gatherable(parts.objective, config, strategy)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
     callbacks = make_callbacks(config.callbacks)
     components = Components(
@@ -186,6 +187,25 @@ def _with_measured_micro_batch(components: Components, config: RunConfig, world:
     size = largest_micro_batch(components, world, most=-(-most // config.batch.world_size))  # the most samples of a step on one rank
     train_loader = _train_loader(source, config.with_micro_batch(size), world)
     return replace(components, train_loader=train_loader, answers={**components.answers, MICRO_BATCH: size})
+
+
+def _require_gatherable(objective: Objective, config: RunConfig, strategy: Strategy) -> None:
+    """Refuse an objective that gathers the samples of all ranks where these are not the global batch: ConfigError."""
+    if not isinstance(objective, BatchLoss) or not objective.gathers or config.batch.world_size == 1:
+        return
+    expected = "one micro-batch a step, as many samples on each rank, and gradients of all ranks in every step"
+    if strategy.local_weights is not None:
+        raise conflict(
+            "strategy", "lets ranks take steps of their own, and the objective gathers the samples of all", "ddp", expected=expected
+        )
+    for size in (config.batch.global_batch_size, *(change.value for change in config.trainer.batch_size_schedule or ())):
+        if size % config.batch.world_size:
+            happened = f"is {size}, which {config.batch.world_size} ranks cannot share evenly, and the objective gathers the samples of all"
+            fix = size - size % config.batch.world_size
+            raise conflict("trainer.global_batch_size", happened, fix, expected=expected)
+        if (accumulation := accumulation_of(size, config.loader, config.batch.world_size)) > 1:
+            happened = f"leaves {accumulation} micro-batches in a step, and the objective compares all samples of it"
+            raise conflict(MICRO_BATCH, happened, size // config.batch.world_size, expected=expected)
 
 
 def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any]) -> EvaluationComponents:

@@ -38,27 +38,28 @@ class GlobalUnits:
     later micro-batches have is not known while the first one's backward runs: gradients are divided by an estimate, and corrected once.
 
     Args:
-        sums: returns the sum of a number, shape [], over all ranks that share their gradients. Collective.
+        is_per_rank: each rank takes a step of its own, by its own units.
     """
 
-    def __init__(self, sums: Callable[[Tensor], Tensor], *, global_batch_size: int, num_micro_batches: int) -> None:
-        self._sums, self._global_batch_size, self._num_micro_batches = sums, global_batch_size, num_micro_batches
-        self._counted: Tensor | None = None  # on this rank
-        self.divisor: float | Tensor = 0.0  # of the gradients: `total`, or its estimate by the first micro-batch
-        self.total: float | Tensor = 0.0  # a tensor of shape [] where the shapes do not tell it
+    def __init__(self, world: World, *, is_per_rank: bool, global_batch_size: int, num_micro_batches: int) -> None:
+        self._world, self._is_per_rank = world, is_per_rank
+        self._global_batch_size, self._num_micro_batches = global_batch_size, num_micro_batches
+        self._counted: Tensor | None = None  # on this rank, of units that are not an int
+        self.total: float | Tensor = 0.0
+        self.factor: float | Tensor = 0.0  # of the losses, in the step's gradient: the strategy takes the ranks' mean, the sum is wanted
 
     def add(self, micro_batch: MicroBatch, num_units: int | Tensor) -> None:
         """Count a micro-batch. Collective for the first one of a step."""
         if isinstance(num_units, int):
             if not self.total:
                 num_samples = micro_batch.num_samples or batch_size(micro_batch.batch)
-                self.total = self.divisor = num_units * micro_batch.pieces / num_samples * self._global_batch_size
+                self.total = num_units * micro_batch.pieces / num_samples * self._global_batch_size
+                self.factor = self._world.size / self.total
             return
         counted = num_units.double() * (not micro_batch.is_stand_in)
         if self._counted is None:
             self._counted = counted
-            self.total = self._sums(counted.clone())
-            self.divisor = _or_one(self.total) * self._num_micro_batches
+            self.factor = self._factor_of(counted) / self._num_micro_batches
         else:
             self._counted = self._counted + counted
 
@@ -66,12 +67,11 @@ class GlobalUnits:
         """Return what the gradients are to be multiplied by after the last micro-batch; None: nothing. Collective."""
         if self._counted is None or self._num_micro_batches == 1:
             return None
-        self.total = self._sums(self._counted.clone())
-        return self.divisor / _or_one(self.total)
+        return self._factor_of(self._counted) / self.factor
 
-
-def _or_one(number: Tensor) -> Tensor:
-    return torch.where(number == 0, 1.0, number)  # nothing counts
+    def _factor_of(self, counted: Tensor) -> Tensor:
+        self.total = counted if self._is_per_rank else self._world.sum(counted.clone())
+        return (1 if self._is_per_rank else self._world.size) / torch.where(self.total == 0, 1.0, self.total)  # 0: nothing counts
 
 
 class StepGuard:
@@ -138,7 +138,6 @@ class TrainStep:
     def __post_init__(self) -> None:
         local_weights = self.components.strategy.local_weights
         self.has_local_steps = local_weights is not None and local_weights.has_local_steps  # each rank takes its own
-        self._num_ranks = 1 if self.has_local_steps else self.world.size
         per_rank = self.has_local_steps or self.world.size == 1
         self.window = LogWindow(self.world.device, turns=self.components.turns.by_name, units_are_per_rank=per_rank)
 
@@ -183,7 +182,9 @@ class TrainStep:
         """Run all micro-batches of a turn forward and backward; the last backward reduces the gradients."""
         components = self.components
         num_micro_batches = components.train_loader.num_micro_batches(self.state.samples)
-        units = GlobalUnits(self._sum_of_ranks, global_batch_size=global_batch_size, num_micro_batches=num_micro_batches)
+        units = GlobalUnits(
+            self.world, is_per_rank=self.has_local_steps, global_batch_size=global_batch_size, num_micro_batches=num_micro_batches
+        )
         last = num_micro_batches - 1
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
@@ -197,9 +198,6 @@ class TrainStep:
         if factor is not None:
             scale(self._gradients(), factor)
         self.num_units = units.total
-
-    def _sum_of_ranks(self, number: Tensor) -> Tensor:
-        return number if self.has_local_steps else self.world.start_sum(number)()
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.components.trained_module.parameters() if parameter.grad is not None]
@@ -227,9 +225,7 @@ class TrainStep:
         with self.marks.around(_COMMUNICATION):
             units.add(micro_batch, num_units)
         # Backward begins with this factor: the gradients are those of the loss times the factor, without that product and its own backward.
-        # The strategy takes the mean over the ranks, and the sum is wanted.
-        factor = self._num_ranks / units.divisor
-        factor = factor.to(loss_sum.dtype) if isinstance(factor, Tensor) else torch.full_like(loss_sum, factor)
+        factor = units.factor.to(loss_sum.dtype) if isinstance(units.factor, Tensor) else torch.full_like(loss_sum, units.factor)
         factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
         with self.marks.around(_BACKWARD):
             backward(loss_sum, factor)
