@@ -195,9 +195,8 @@ def _require_gatherable(objective: Objective, config: RunConfig, strategy: Strat
         return
     expected = "one micro-batch a step, as many samples on each rank, and gradients of all ranks in every step"
     if strategy.local_weights is not None:
-        raise conflict(
-            "strategy", "lets ranks take steps of their own, and the objective gathers the samples of all", "ddp", expected=expected
-        )
+        happened = "lets ranks take steps of their own, and the objective gathers the samples of all"
+        raise conflict("strategy", happened, "ddp", expected=expected)
     for size in (config.batch.global_batch_size, *(change.value for change in config.trainer.batch_size_schedule or ())):
         if size % config.batch.world_size:
             happened = f"is {size}, which {config.batch.world_size} ranks cannot share evenly, and the objective gathers the samples of all"
