@@ -27,5 +27,5 @@ from ddp_train.interfaces.objective import (
     TurnObjective,
 )
 from ddp_train.interfaces.run import Callback, MetricWriter, Run, Scheduler, SupportsImages, SupportsState, SupportsTexts
-from ddp_train.interfaces.strategy import ExchangeClock, LocalWeights, MemoryKey, RankMemory, Strategy
+from ddp_train.interfaces.strategy import ExchangeClock, MemoryKey, RankMemory, Strategy
 from ddp_train.traits import Goal

@@ -101,8 +101,7 @@ class TrainStep:
     window: LogWindow = field(init=False)  # gets the losses and the number of units of each step
 
     def __post_init__(self) -> None:
-        local_weights = self.components.strategy.local_weights
-        self.has_local_steps = local_weights is not None and local_weights.has_local_steps  # each rank takes its own
+        self.has_local_steps = self.components.strategy.has_local_steps  # each rank takes its own
         per_rank = self.has_local_steps or self.world.size == 1
         self.window = LogWindow(self.world.device, turns=self.components.turns.by_name, units_are_per_rank=per_rank)
 
