@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Batch, Goal, Objective, Scored
+from ddp_train.interfaces import Batch, Goal, Scored
 from ddp_train.interfaces.batch import batch_size, describe
-from ddp_train.traits import ObjectiveConstants, require_members
+from ddp_train.traits import ObjectiveConstants
 
 TARGETS = ("target", "targets", "label", "labels")  # names of the targets in a batch that is a dict
 IGNORE_NOTHING = -(2**31)
@@ -173,19 +173,6 @@ class LossObjective(nn.Module, ByCompare):
 
 def _bare(outputs: Any) -> Any:
     return unwrap(outputs)[0] if isinstance(outputs, Mapping) else outputs
-
-
-def as_objective(candidate: object) -> AnyObjective:
-    """Return an objective with the whole protocol unchanged, and a bare loss function inside a `LossObjective`."""
-    # `weight` alone says nothing: nn.CrossEntropyLoss has one too, its class weights.
-    if hasattr(candidate, "loss") or hasattr(candidate, "score"):
-        require_members(candidate, Objective, key="objective")
-        return candidate  # type: ignore[return-value]
-    if callable(candidate) and not isinstance(candidate, type):
-        return LossObjective(candidate)
-    kind = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
-    expected = "an objective (ddp_train.interfaces.Objective) or a function loss_fn(outputs, targets)"
-    raise ConfigError(key="objective._target_", happened=f"gave {kind}", expected=expected)
 
 
 def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:

@@ -29,6 +29,7 @@ from ddp_train.training.build import data
 from ddp_train.training.build.make import (
     groups_of,
     make_callbacks,
+    make_metrics,
     make_optimizer,
     make_scheduler,
     make_strategy,
@@ -38,7 +39,6 @@ from ddp_train.training.build.make import (
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.components import Components, EvaluationComponents
-from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.parts.turns import Turns, as_loss_module, make_turns
 from ddp_train.training.record.throughput import Throughput, make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
@@ -112,7 +112,7 @@ def _build_model(
         objective=made.objective,
         eval_loaders=_eval_loaders(config, world, made.objective, eval_sources),
         amp=instantiate(config.amp, key="amp", answers=answers),
-        metrics=build_metrics(config.evaluation.metrics, made.objective, world, answers),
+        metrics=make_metrics(config.evaluation.metrics, made.objective, world, answers),
         forward_is_collective=strategy.shards_parameters and world.has_group,
     )
 

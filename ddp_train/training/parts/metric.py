@@ -10,19 +10,16 @@ Nothing here imports torchmetrics: a metric is known by what it offers.
 
 import functools
 import logging
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import AnyObjective, Goal, SupportsCompare
+from ddp_train.interfaces import AnyObjective, Goal
 from ddp_train.interfaces.batch import describe, map_tensors
-from ddp_train.training.instantiate import instantiate
 
 logger = logging.getLogger(__name__)
 
@@ -129,44 +126,9 @@ def goals_of(objective: AnyObjective, metrics: Mapping[str, Metric], set_names: 
     return {recorded_name(set_name, name): goal for set_name in set_names for name, goal in goals.items()}
 
 
-def build_metrics(configs: Mapping[str, Any], objective: AnyObjective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
-    """Make the metrics of `evaluation.metrics`, for an objective that says what they compare."""
-    wanted = {name: config for name, config in configs.items() if config}
-    if wanted and not isinstance(objective, SupportsCompare):
-        left_out = shlex.join(f"~{EVALUATION_METRICS}.{name}" for name in wanted)
-        happened = f"has {', '.join(wanted)}, but the objective {type(objective).__name__} does not say what is compared"
-        expected = "an objective with compare(model, batch) (`ddp-train help docs/components.md`)"
-        fix = f"`compare` in addition to the `score` of {type(objective).__name__}, or {left_out}"
-        raise ConfigError(key=EVALUATION_METRICS, happened=happened, expected=expected, fix=fix)
-    if taken := [name for name in wanted if name in objective.goals]:
-        happened = f"{type(objective).__name__} has a metric of this name"
-        raise ConfigError(key=f"{EVALUATION_METRICS}.{taken[0]}", happened=happened, expected="another name")
-    candidates = {name: instantiate(config, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, config in wanted.items()}
-    return {name: as_metric(candidate, name, world.device) for name, candidate in candidates.items()}
-
-
 def recorded_name(set_name: str, name: str) -> str:
     """Return the name of an evaluation set's metric in a record: its own where the set has no name."""
     return f"{set_name}/{name}" if set_name else name
-
-
-def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
-    """Return a metric around an object of `evaluation.metrics`: of torchmetrics' kind, or a function."""
-    parts = candidate.modules() if isinstance(candidate, nn.Module) else ()
-    if any(type(part).__module__ == "torchmetrics.wrappers.running" for part in parts):
-        happened = f"gave a {type(candidate).__name__}, whose value covers the last batches only"
-        expected = "a metric of all samples: its value must not depend on which rank saw which batch"
-        raise ConfigError(key=f"evaluation.metrics.{name}._target_", happened=happened, expected=expected, fix="the metric that it wraps")
-    if isinstance(candidate, nn.Module) and hasattr(candidate, "_reductions"):  # a MetricCollection has none: it keeps states in groups
-        return KeptMetric(candidate.to(device))
-    if callable(candidate) and not isinstance(candidate, (nn.Module, type)) and not hasattr(candidate, "compute"):
-        return FunctionMetric(candidate)
-    raise ConfigError(
-        key=f"evaluation.metrics.{name}._target_",
-        happened=f"gave a {type(candidate).__name__}",
-        expected="a torchmetrics.Metric (several: each with its own name), or a function f(predictions, targets) -> a number,"
-        " of which neither has a default",
-    )
 
 
 def update(metrics: Mapping[str, Metric], compared: tuple[Any, Any]) -> None:
