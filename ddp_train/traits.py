@@ -37,6 +37,7 @@ class StrategyConstants(Constants):
     shards_parameters: bool = False  # each forward is a collective, backward gives final gradients; `prepare` takes rank 0's values
     shards_optimizer: bool = False  # the optimizer steps some rows of each parameter: it must not need whole matrices
     has_buckets: bool = False  # the first backwards decide in which order the ranks' values are added: a resumed run takes two first
+    weights_are_per_rank: bool = False  # each rank steps its own, and saves them; else all ranks have the same after a step
     state_is_per_rank: bool = False  # `state_dict` is each rank's own, and saved for each; else it is the same on all, and saved once
     refuses_loss_scale: str = ""  # why it cannot train with fp16's loss scale on several ranks; "": it can
     refuses_accumulation: tuple[str, ...] = ()  # arguments that must be false where a step has several micro-batches
@@ -44,7 +45,7 @@ class StrategyConstants(Constants):
     offloads: tuple[str, ...] = ()  # arguments that move what is trained to the host's memory: refused on a CPU and with steps in backward
     needs_gpu: ClassVar[Mapping[str, NeedsGpu]] = {}  # argument -> the `value` that GPUs alone allow, the ones `on_cpu`, and `why`
     gradients_stay_with: ClassVar[Mapping[str, bool]] = {}  # argument -> the value with which gradients stay in place; {}: they never do
-    period_argument: str = ""  # with `local_weights`: the argument for how many steps ranks take from one synchronisation to the next
+    period_argument: str = ""  # with `weights_are_per_rank`: the argument for the number of steps between two synchronisations
 
 
 class OptimizerConstants(Constants):

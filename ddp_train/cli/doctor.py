@@ -20,7 +20,7 @@ USAGE = """ddp-train doctor [--full] [--json] [key=value group=option ...]
 
   key=value      the overrides of the planned run: doctor examines the machines that it would use, its data and its folder.
                  By hand, type the same command on each machine, as for the run itself; with cluster=slurm a short job examines them
-  --full         also measure how fast each rank computes and how fast the machines send to each other; takes up to a minute more
+  --full         also measure how fast each rank computes and how fast an all-reduce of all ranks is; takes up to a minute more
 
 doctor trains nothing and leaves no files. The exit code is 0 if the machines are fit, 78 if something is wrong with one of them.
 """

@@ -4,11 +4,9 @@ Without a command it trains: Hydra composes (`compose`). The `JobRunner` gets ev
 typed command is `CommandRunner`; under torchrun rank 0 comes here with its own, for the ranks that are there (`rank.command_group`).
 """
 
-import errno
 import importlib
 import json
 import os
-import resource
 import signal
 import sys
 import traceback
@@ -92,11 +90,10 @@ def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
     runner = CommandRunner()
     try:
-        _require_readable_names()
-    except EnvironmentRefuses as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    sys.path.insert(0, os.getcwd())  # components are importable from where the user stands, as with `python -m`
+        sys.path.insert(0, os.getcwd())  # components are importable from where the user stands, as with `python -m`
+    except FileNotFoundError:
+        print("the current folder was removed", file=sys.stderr)
+        return EnvironmentRefuses.exit_code
     return run(sys.argv[1:], runner)
 
 
@@ -196,23 +193,6 @@ def _is_of_the_disk(error: Exception) -> bool:
 
 
 def _in_words(error: Exception) -> str:
-    if not isinstance(error, OSError) or not error.strerror:
+    if not isinstance(error, OSError) or not error.strerror or error.filename is None:
         return str(error)
-    named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0] if error.errno == errno.EFBIG else resource.RLIM_INFINITY
-    if limit == resource.RLIM_INFINITY:
-        return named
-    return f"{named}: `ulimit -f` limits a file to {limit:,} bytes; raise it, as with `ulimit -f unlimited`"
-
-
-def _require_readable_names() -> None:
-    """Refuse a current folder that is gone, and names that this process's encoding does not have. Raises EnvironmentRefuses."""
-    try:
-        os.getcwd().encode()
-        " ".join(sys.argv).encode()
-    except OSError as error:
-        raise EnvironmentRefuses(happened=f"the current folder cannot be used: {error.strerror}", fix="cd FOLDER") from None
-    except UnicodeEncodeError:
-        happened = f"a name cannot be read with the file system encoding {sys.getfilesystemencoding()}"
-        expected = "utf-8, in which checkpoints and configurations are written"
-        raise EnvironmentRefuses(happened=happened, expected=expected, fix="export LC_ALL=C.UTF-8, and no PYTHONUTF8=0") from None
+    return f"{error.filename}: {error.strerror}"

@@ -41,7 +41,6 @@ _POLL_S = 0.02
 _NUM_VALUES = 1000
 _TIMES = 5
 _ALL_REDUCE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
-_LINK_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # five times at 10 Mbit/s: eight seconds
 _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 
 _Answer = TypeVar("_Answer")
@@ -53,7 +52,7 @@ def quick(attempt: JoinedAttempt, job: Job) -> int:
 
 
 def full(attempt: JoinedAttempt, job: Job) -> int:
-    """As `quick`; also measure how fast each rank computes and the machines send."""
+    """As `quick`; also measure how fast each rank computes and an all-reduce is."""
     return _Checkup(attempt, job, is_full=True).run()
 
 
@@ -157,7 +156,7 @@ class _Checkup:
             measurement = Measurement(rank=rank, machine=self._machine, wrong=wrong)
         store.set(f"sum/{rank}", json.dumps(asdict(measurement)))
 
-    def _speeds(self, world: World) -> dict[str, float | None]:
+    def _speeds(self, world: World) -> dict[str, float]:
         kind = world.device.type
         size = _MATMUL_SIZE[kind]
         matrix = torch.ones(size, size, device=world.device, dtype=torch.bfloat16 if kind == "cuda" else torch.float32)
@@ -165,30 +164,7 @@ class _Checkup:
         world.barrier()
         values = torch.zeros(_ALL_REDUCE_BYTES[kind] // 4, device=world.device)
         all_reduce_gb_s = values.nbytes / 1e9 / _seconds(lambda: world.sum(values), world.device)
-        world.barrier()
-        link_mb_s = self._link(world, _LINK_BYTES[kind]) if self._count > 1 else None
-        return {"matmul_tflops": matmul_tflops, "all_reduce_gb_s": all_reduce_gb_s, "link_mb_s": link_mb_s}
-
-    def _link(self, world: World, num_bytes: int) -> float | None:
-        """Send to the next machine while receiving from the one before; return the speed of receiving (first ranks)."""
-        firsts = [rank for rank, (node, local) in enumerate(world.gather((self._machine, world.local_rank))) if local == 0]
-        if world.local_rank != 0:
-            world.barrier()
-            return None
-        position = firsts.index(self._attempt.rank)
-        after, before = firsts[(position + 1) % len(firsts)], firsts[position - 1]
-        out, into = (torch.zeros(num_bytes // 4, device=world.device) for _ in range(2))
-        best = float("inf")  # other processes on the machines disturb single times
-        for _ in range(_TIMES):
-            started = time.monotonic()
-            receives, *sends = dist.batch_isend_irecv([dist.P2POp(dist.irecv, into, before), dist.P2POp(dist.isend, out, after)])
-            receives.wait()  # of gloo's requests each is waited for once: a second time never ends
-            torch.get_device_module(world.device).synchronize(world.device)
-            best = min(best, time.monotonic() - started)
-            for request in sends:
-                request.wait()
-        world.barrier()
-        return num_bytes / 1e6 / best
+        return {"matmul_tflops": matmul_tflops, "all_reduce_gb_s": all_reduce_gb_s}
 
     def _collect(self, kind: str, numbers: Collection[int], read: Callable[[str], _Answer], *, within_s: float) -> dict[int, _Answer]:
         """Return the answers with these numbers that came in time."""

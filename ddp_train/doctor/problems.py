@@ -1,6 +1,6 @@
 """What is wrong with the machines of a run: the host of each problem, what it is, and the fix."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median, mode
@@ -17,7 +17,6 @@ _MIN_SHARED_BYTES = 512 * _MIB  # docker's default is 64 MiB
 _MIN_OPEN_FILES = 1024
 _MIN_LOCKED_BYTES = _GIB
 _SLOW = {"cpu": 0.5, "cuda": 0.8}  # of the others' median; cores are shared with whatever else runs, GPUs are not
-_SLOW_LINK = {"cpu": 0.2, "cuda": 0.5}
 
 _ADVICE = {  # by the beginning of a sentence
     "code: ": "use the same code on each machine: cd to a shared folder, or check out the same commit",
@@ -42,7 +41,6 @@ class Measurement:
     wrong: str = ""  # the first wrong result, or the error
     matmul_tflops: float | None = None
     all_reduce_gb_s: float | None = None
-    link_mb_s: float | None = None  # from the machine before this one; of the first rank of a machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,23 +211,13 @@ def _sums(report: ClusterReport) -> Iterator[_Finding]:
 
 
 def _speed(report: ClusterReport) -> Iterator[_Finding]:
-    """Ranks and links that are slower than the others (`--full`)."""
+    """Ranks that are slower than the median of the others (`--full`)."""
     measurements = report.measurements or {}
-    kinds = {own.machine: own.device.partition(":")[0] for own in measurements.values()}
-    speeds = {rank: own.matmul_tflops for rank, own in measurements.items() if own.matmul_tflops is not None}
-    for rank, usual in _slow(speeds, lambda rank: _SLOW[kinds[measurements[rank].machine]]):
-        what = f"rank {rank} multiplies matrices at {speeds[rank]:.3g} TFLOP/s, the others at {usual:.3g}"
-        advice = "check for heat or throttling (nvidia-smi -q -d PERFORMANCE,TEMPERATURE) and for other programs (top)"
-        yield measurements[rank].machine, what, advice
-    links = {own.machine: own.link_mb_s for own in measurements.values() if own.link_mb_s is not None}
-    for number, usual in _slow(links, lambda number: _SLOW_LINK[kinds[number]]):
-        what = f"{links[number]:.3g} MB/s come from {report.name((number - 1) % report.count)}; other links have {usual:.3g}"
-        yield number, what, "ethtool and the switch show the speed of the link"
-
-
-def _slow(values: Mapping[int, float], share: Callable[[int], float]) -> Iterator[tuple[int, float]]:
-    """Yield the keys of values below a share of the others' median, and that median."""
-    for key, value in sorted(values.items()):
-        others = [other for other_key, other in values.items() if other_key != key]
-        if others and value < share(key) * (usual := median(others)):
-            yield key, usual
+    speeds = {rank: own.matmul_tflops for rank, own in sorted(measurements.items()) if own.matmul_tflops is not None}
+    for rank, speed in speeds.items():
+        others = [other for other_rank, other in speeds.items() if other_rank != rank]
+        own = measurements[rank]
+        if others and speed < _SLOW[own.device.partition(":")[0]] * (usual := median(others)):
+            what = f"rank {rank} multiplies matrices at {speed:.3g} TFLOP/s, the others at {usual:.3g}"
+            advice = "check for heat or throttling (nvidia-smi -q -d PERFORMANCE,TEMPERATURE) and for other programs (top)"
+            yield own.machine, what, advice

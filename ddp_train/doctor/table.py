@@ -57,20 +57,19 @@ def _lines(report: ClusterReport) -> Iterator[tuple[str, Mapping[int, str]]]:
     yield "NCCL may use", {number: ", ".join(machine.nccl) for number, machine in machines.items() if machine.nccl}
     yield "all-reduce", {number: _sums(report, number) for number in machines}
     measured = (report.measurements or {}).values()
-    yield "matmul", _slowest({f"rank {own.rank} on {report.name(own.machine)}": own.matmul_tflops for own in measured}, "TFLOP/s")
+    yield "matmul", _slowest_matmul(report)
     bandwidths = [own.all_reduce_gb_s for own in measured if own.all_reduce_gb_s is not None]
     yield "all-reduce speed", {0: f"{median(bandwidths):.3g} GB/s"} if bandwidths else {}
-    links = {f"{report.name((own.machine - 1) % report.count)} to {report.name(own.machine)}": own.link_mb_s for own in measured}
-    yield "links", _slowest(links, "MB/s")
 
 
-def _slowest(speeds: Mapping[str, float | None], unit: str) -> dict[int, str]:
-    """Return the median of speeds, and the slowest with its name."""
-    known = {name: speed for name, speed in speeds.items() if speed is not None}
-    if not known:
+def _slowest_matmul(report: ClusterReport) -> dict[int, str]:
+    """Return the median speed of the ranks, and the slowest rank with its machine; {}: none was measured."""
+    measured = [(own.matmul_tflops, own) for own in (report.measurements or {}).values() if own.matmul_tflops is not None]
+    if not measured:
         return {}
-    slowest = min(known, key=lambda name: known[name])
-    return {0: f"median {median(known.values()):.3g} {unit}; slowest {slowest}, {known[slowest]:.3g}"}
+    speed, slowest = min(measured, key=lambda pair: pair[0])
+    usual = median(speed for speed, _ in measured)
+    return {0: f"median {usual:.3g} TFLOP/s; slowest rank {slowest.rank} on {report.name(slowest.machine)}, {speed:.3g}"}
 
 
 def _sums(report: ClusterReport, number: int) -> str:

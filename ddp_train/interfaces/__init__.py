@@ -14,5 +14,5 @@ from ddp_train.interfaces.batch import Batch, Counted, Pixels
 from ddp_train.interfaces.data import DataSource, Indices, Sampler
 from ddp_train.interfaces.objective import BatchLoss, Evaluated, LossModule, LossSum, Objective, Ratio, TurnObjective, Value
 from ddp_train.interfaces.run import Callback, MetricWriter, Run, Scheduler, SupportsImages, SupportsState, SupportsTexts
-from ddp_train.interfaces.strategy import ExchangeClock, LocalWeights, MemoryKey, RankMemory, Strategy
+from ddp_train.interfaces.strategy import ExchangeClock, MemoryKey, RankMemory, Strategy
 from ddp_train.traits import Goal

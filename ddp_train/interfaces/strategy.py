@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,26 +39,6 @@ class RankMemory:
     on_host: bool = False  # parameters, gradients and optimizer state lie in the host's memory, whatever the device is
 
 
-class LocalWeights(Protocol):
-    """Weights that each rank steps as its own, and that the ranks synchronise now and then (`Strategy.local_weights`).
-
-    The ranks' gradients, averaged over the ranks, are the global batch's gradient. A checkpoint has each rank's weights and optimizer. The
-    mean of the weights is evaluated, and saved for runs on another number of ranks.
-    """
-
-    has_local_steps: bool  # in some steps the ranks exchange nothing: a rank does not know what the others' batches weigh
-    weights_are_equal: bool  # now, on all ranks, with the buffers
-
-    def after_step(self, step: int) -> None:
-        """Called after each optimizer step. Collective where the ranks synchronise after it."""
-
-    def mean_over_ranks(self, trained_module: nn.Module, averages: Iterable[Tensor]) -> AbstractContextManager[Mapping[MemoryKey, Tensor]]:
-        """Let weights and buffers, and averages of them, be the mean over the ranks; then each rank's own again, to the bit. Collective.
-
-        Entered for each evaluation and each save, also within another. Yields this rank's own values of all that changed (`memory_key`).
-        """
-
-
 @dataclass(frozen=True)
 class ExchangeClock:
     """Times a strategy's exchanges (`Strategy.set_clock`). By default it times nothing."""
@@ -75,14 +55,18 @@ class Strategy(StrategyConstants, ABC):
     `trained_module` is all that is trained, unwrapped: the user's model, or the `LossModule` where the objective has a state of its own.
 
     A sharded tensor is a DTensor of which each rank has some rows (`is_sharded`): a parameter, its gradient, a tensor of the optimizer. All
-    else is the same on all ranks after a step, unless there are `local_weights`. The gradients of a step are the mean over the ranks of
-    what backward gave each rank: the loop multiplies its loss by their number.
+    else is the same on all ranks after a step, unless `weights_are_per_rank`. The gradients of a step are the mean over the ranks of what
+    backward gave each rank: the loop multiplies its loss by their number.
+
+    With `weights_are_per_rank` each rank steps weights of its own, and the ranks synchronise them now and then. A checkpoint has each
+    rank's weights and optimizer. The mean of the weights is evaluated, and saved for runs on another number of ranks.
     """
 
     graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
-    local_weights: LocalWeights | None = None  # each rank steps its own; None: after a step all are the same
-    exchange_is_timed: bool = False  # that within backward, by `begin_in_backward`; else its time is in forward's and backward's
+    exchange_is_timed: bool = False  # also within backward, by `begin_in_backward`; else that time is in forward's and backward's
+    has_local_steps: bool = False  # in some steps the ranks exchange nothing: a rank does not know what the others' batches weigh
+    weights_are_equal: bool = True  # now, on all ranks, with the buffers
 
     @abstractmethod
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
@@ -116,7 +100,7 @@ class Strategy(StrategyConstants, ABC):
 
         Args:
             state: what `state_dict` gave when the checkpoint was saved; {}: there is none, or each rank's own of another number of ranks.
-            weights_are_equal: all ranks have the same weights; False with `local_weights` alone.
+            weights_are_equal: all ranks have the same weights; False with `weights_are_per_rank` alone.
         """
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
@@ -130,13 +114,23 @@ class Strategy(StrategyConstants, ABC):
         """Tell, after the optimizer's step, whether gradients are better zeroed in place than set to None; of several micro-batches."""
         return False
 
+    def after_step(self, step: int) -> None:
+        """Called after each optimizer step. Collective where the ranks synchronise their weights after it."""
+
+    def mean_over_ranks(self, trained_module: nn.Module, averages: Iterable[Tensor]) -> AbstractContextManager[Mapping[MemoryKey, Tensor]]:
+        """Let weights and buffers, and averages of them, be the mean over the ranks; then each rank's own again, to the bit. Collective.
+
+        Entered for each evaluation and each save, also within another. Yields this rank's own values of all that changed (`memory_key`).
+        """
+        return nullcontext({})
+
     def reshard(self, trained_module: nn.Module) -> None:
         """Free the weights that a forward without a backward has gathered: after an evaluation, say."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the exchanges for a save; `start_training` gets it back.
 
-        With `local_weights` it is kind -> parameter -> tensor, and compared between the ranks while their weights are equal.
+        With `weights_are_per_rank` it is kind -> parameter -> tensor, and compared between the ranks while their weights are equal.
         """
         return {}
 

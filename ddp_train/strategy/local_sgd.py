@@ -30,6 +30,8 @@ class LocalSGD(Strategy):
     Source: Stich 2018, arXiv:1805.09767; with an outer optimizer Douillard et al. 2023, arXiv:2311.08105.
     """
 
+    weights_are_per_rank = True
+    exchange_is_timed = True  # nothing is exchanged within backward
     refuses_loss_scale = "with strategy=local_sgd each rank would skip steps by its own loss scale"
     period_argument = "every_steps"
     argument_ranges: ClassVar = {"every_steps": {"min": 1}, "outer_lr": {"above": 0}, "outer_momentum": {"min": 0, "below": 1}}
@@ -43,7 +45,6 @@ class LocalSGD(Strategy):
         self._last: dict[str, Tensor] = {}  # values at the last synchronisation, by name; in float32 at least
         self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
         self._is_mean, self.weights_are_equal = False, True
-        self.local_weights = self
         self._clock = ExchangeClock()
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:

@@ -132,17 +132,6 @@ def test_of_many_faults_each_is_named_with_its_host_and_with_advice(hosts: Calla
 
 
 @pytest.mark.cluster_long
-def test_a_slow_link_is_named(hosts: Callable[[int], Hosts], place: Path) -> None:
-    three = hosts(3)
-    three[1].must("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "20mbit", "burst", "32kb", "latency", "400ms")
-    words = [doctor("cluster.nodes=3", f"cluster.node_rank={host}", "--full") for host in range(3)]
-    with examined([three.start(host, *words[host], cwd=place) for host in (1, 2, 0)]) as (one, _, first):
-        assert first.returncode == one.returncode == 78, first.output
-    assert "node2: " in first.stdout and "MB/s come from node1; other links have" in first.stdout
-    assert "TFLOP/s; slowest rank" in first.stdout and "MB/s; slowest node1 to node2" in first.stdout
-
-
-@pytest.mark.cluster_long
 def test_slurms_machines_are_examined_in_a_short_job(slurm_hosts: Callable[..., Slurm], place: Path) -> None:
     cluster = slurm_hosts(2)
     cluster.hosts[2].must("mount", "-o", "remount,size=64m", "/dev/shm")

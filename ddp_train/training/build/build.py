@@ -29,6 +29,7 @@ from ddp_train.training.build import data
 from ddp_train.training.build.make import (
     groups_of,
     make_callbacks,
+    make_metrics,
     make_optimizer,
     make_scheduler,
     make_strategy,
@@ -38,7 +39,6 @@ from ddp_train.training.build.make import (
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.components import Components, EvaluationComponents
-from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.parts.turns import Turns, as_loss_module, make_turns
 from ddp_train.training.record.throughput import Throughput, make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
@@ -113,7 +113,7 @@ def _build_model(
         objective=made.objective,
         eval_loaders=_eval_loaders(config, world, made.objective, eval_sources),
         amp=instantiate(config.amp, key="amp", answers=answers),
-        metrics=build_metrics(config.evaluation.metrics, made.objective, world, answers),
+        metrics=make_metrics(config.evaluation.metrics, made.objective, world, answers),
         forward_is_collective=strategy.shards_parameters and world.has_group,
     )
 
@@ -194,7 +194,7 @@ def _require_gatherable(objective: Objective, config: RunConfig, strategy: Strat
     if not isinstance(objective, BatchLoss) or not objective.gathers or config.batch.world_size == 1:
         return
     expected = "one micro-batch a step, as many samples on each rank, and gradients of all ranks in every step"
-    if strategy.local_weights is not None:
+    if strategy.weights_are_per_rank:
         happened = "lets ranks take steps of their own, and the objective gathers the samples of all"
         raise conflict("strategy", happened, "ddp", expected=expected)
     for size in (config.batch.global_batch_size, *(change.value for change in config.trainer.batch_size_schedule or ())):

@@ -1,32 +1,88 @@
-"""Makes components of any class, and checks that each has what the run needs: a strategy, callbacks, metric writers,
-the optimizer with its parameter groups, and the scheduler.
+"""Makes components of any class, and checks that each has what the run needs: an objective, metrics, a strategy, callbacks, metric
+writers, the optimizer with its parameter groups, and the scheduler.
 
-Each is refused with its key where it lacks something (`require_members`). So is an objective (objective/supervised.py); a data set of
-another class is wrapped as a data source (loader/dataset_adapter.py).
+Each is refused with its key where it lacks something (`require_members`). One of another kind is wrapped: a loss function, a function of
+predictions and targets, a strategy of another base; so is a data set (build/data.py).
 """
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ddp_train.config import auto
-from ddp_train.config.schema import EVENTS
+from ddp_train.config.schema import EVALUATION_METRICS, EVENTS
 from ddp_train.config.targets.locate import locate
 from ddp_train.config.targets.target import check_events, declares, follows_a_metric, framework_keys
 from ddp_train.config.tree import ComponentConfig
+from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Callback, Goal, MetricWriter, Scheduler, Strategy
+from ddp_train.interfaces import Callback, Goal, MetricWriter, Objective, Scheduler, Strategy, TurnObjective
 from ddp_train.interfaces.run import WriterFacts, implements
 from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.loader.order import BatchOrder
+from ddp_train.objective.supervised import LossObjective
 from ddp_train.optimizer.groups import Groups, parameter_groups
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.evaluated_weights import training_mode
+from ddp_train.training.parts.metric import FunctionMetric, KeptMetric, Metric
 from ddp_train.traits import StrategyConstants, needs_whole_matrices, require_members, whole_matrices_error
+
+
+def make_objective(objective_config: ComponentConfig, answers: Mapping[str, Any], device: torch.device) -> Objective:
+    """Return the objective, on the device where it has weights of its own."""
+    objective = instantiate(objective_config, key="objective", answers=answers)
+    return as_objective(objective.to(device) if isinstance(objective, nn.Module) else objective)
+
+
+def as_objective(candidate: Any) -> Objective:
+    """Return an objective as it is, one of another class with what it lacks, and a loss function inside a `LossObjective`."""
+    if isinstance(candidate, Objective):
+        return candidate
+    if hasattr(candidate, "loss") and not isinstance(candidate, type):
+        require_members(candidate, Objective, key="objective")
+        base = TurnObjective if hasattr(candidate, "turns") else Objective
+        kind = type(candidate)
+        candidate.__class__ = type(kind.__name__, (kind, base), {"__module__": kind.__module__})  # an nn.Module keeps its parameters' names
+        return cast(Objective, candidate)
+    if callable(candidate) and not isinstance(candidate, type):
+        return LossObjective(candidate)
+    given = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
+    expected = "an objective (ddp_train.Objective) or a function loss_fn(outputs, targets)"
+    raise ConfigError(key="objective._target_", happened=f"gave {given}", expected=expected)
+
+
+def make_metrics(configs: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
+    """Make the metrics of `evaluation.metrics`, on this rank's device."""
+    wanted = {name: config for name, config in configs.items() if config}
+    if taken := [name for name in wanted if name in objective.goals]:
+        happened = f"{type(objective).__name__} has a metric of this name"
+        raise ConfigError(key=f"{EVALUATION_METRICS}.{taken[0]}", happened=happened, expected="another name")
+    candidates = {name: instantiate(config, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, config in wanted.items()}
+    return {name: as_metric(candidate, name, world.device) for name, candidate in candidates.items()}
+
+
+def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
+    """Return a metric around an object of `evaluation.metrics`: of torchmetrics' kind, or a function."""
+    parts = candidate.modules() if isinstance(candidate, nn.Module) else ()
+    if any(type(part).__module__ == "torchmetrics.wrappers.running" for part in parts):
+        happened = f"gave a {type(candidate).__name__}, whose value covers the last batches only"
+        expected = "a metric of all samples: its value must not depend on which rank saw which batch"
+        raise ConfigError(key=f"evaluation.metrics.{name}._target_", happened=happened, expected=expected, fix="the metric that it wraps")
+    if isinstance(candidate, nn.Module) and hasattr(candidate, "_reductions"):  # a MetricCollection has none: it keeps states in groups
+        return KeptMetric(candidate.to(device))
+    if callable(candidate) and not isinstance(candidate, (nn.Module, type)) and not hasattr(candidate, "compute"):
+        return FunctionMetric(candidate)
+    raise ConfigError(
+        key=f"evaluation.metrics.{name}._target_",
+        happened=f"gave a {type(candidate).__name__}",
+        expected="a torchmetrics.Metric (several: each with its own name), or a function f(predictions, targets) -> a number,"
+        " of which neither has a default",
+    )
 
 
 def make_strategy(strategy_config: ComponentConfig) -> Strategy:

@@ -18,7 +18,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import LossModule, Objective, Strategy
 from ddp_train.interfaces.parameters import plain_name
-from ddp_train.objective.supervised import as_objective
+from ddp_train.training.build.make import make_objective
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state
 from ddp_train.traits import ObjectiveConstants, constants_of
@@ -68,10 +68,7 @@ def build_model_and_objective(config: RunConfig, world: World, answers: Mapping[
     """Make the model, and the objective that may bind it or borrow weights."""
     model = build_model(config, world, answers, is_filled=strategy.shards_parameters and world.size > 1)
     with world.device if world.device.type == "meta" else nullcontext():
-        objective = instantiate(config.objective, key="objective", answers=answers)
-    if isinstance(objective, nn.Module):  # a loss with weights of its own
-        objective = objective.to(world.device)
-    objective = as_objective(objective)
+        objective = make_objective(config.objective, answers, world.device)
     if type(objective).bind_model is not Objective.bind_model:
         lacks_values = world.device.type != "meta" and any(tensor.is_meta for tensor in _tensors_of(model))
         if lacks_values and not constants_of(objective, ObjectiveConstants).binds_without_values:

@@ -76,8 +76,7 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
     yield _before_first_step(components, state, world, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):
         yield _count_epochs(components.train_loader.order, state, scheduler)
-    if (local_weights := components.strategy.local_weights) is not None:
-        yield Hooks(after_step=[local_weights.after_step])
+    yield Hooks(after_step=[components.strategy.after_step])
     if world.device.type == "cuda":
         from ddp_train.training.loop.device_queue import DeviceQueue
 
@@ -94,7 +93,7 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
             others=partial(hashes_of_rest, components, state),
             strategy=components.strategy,
         )
-        yield Hooks(after_step=[replicas.after_step])  # after local weights, which it compares where they were just averaged
+        yield Hooks(after_step=[replicas.after_step])  # after the strategy, which may have synchronised the weights
     yield Profiler(config.profile, world, services.run_folder, services.phases, step_marks).hooks()
     if components.callbacks:
         from ddp_train.training.loop.callbacks import Callbacks

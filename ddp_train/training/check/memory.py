@@ -106,7 +106,7 @@ def estimate_checkpoint(components: Components, *, num_ranks: int) -> int:
     strategy = components.strategy
     of_exchange = strategy.rank_memory(components.trained_module, num_ranks).exchange_bytes
     of_ranks = num_ranks * _BYTES_PER_RANK + (num_ranks if strategy.state_is_per_rank else 1) * of_exchange
-    if strategy.local_weights is not None and num_ranks > 1:  # each rank saves its own weights
+    if strategy.weights_are_per_rank and num_ranks > 1:  # each rank saves them
         of_ranks += num_ranks * (of_weights + of_callbacks) + (num_ranks - 1) * of_optimizer
     return of_weights + both_modes + of_optimizer + of_callbacks + of_ranks
 

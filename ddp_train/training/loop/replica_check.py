@@ -71,7 +71,7 @@ class ReplicaCheck:
 
     def _compare(self, step: int) -> None:
         """Compare. Raises ReplicaError, on all ranks: it names the rank and the tensor that differ."""
-        if (local := self.strategy.local_weights) is not None and not local.weights_are_equal:
+        if not self.strategy.weights_are_equal:
             return  # after the next synchronisation
         self._last_checked, self._is_due = step, False
         optimizer_tensors = self._optimizer_tensors()
@@ -137,7 +137,7 @@ class ReplicaCheck:
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that the optimizer keeps, or a synchronisation, by kind and parameter."""
-        if self.strategy.local_weights is not None:
+        if self.strategy.weights_are_per_rank:
             kinds = self.strategy.state_dict().items()
             return {f"{kind} of {name}": tensor for kind, tensors in kinds for name, tensor in tensors.items()}
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}

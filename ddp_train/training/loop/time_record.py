@@ -237,6 +237,6 @@ def _hidden_exchange(components: Components) -> str:
     if any(isinstance(part, nn.SyncBatchNorm) for turn in components.turns.all for part in turn.wrapped.modules()):
         return "batch norm of all ranks' samples"
     strategy = components.strategy
-    if strategy.exchange_is_timed or strategy.local_weights is not None:
+    if strategy.exchange_is_timed:
         return ""
     return type(strategy.wrapped if isinstance(strategy, AdaptedStrategy) else strategy).__name__

@@ -136,8 +136,7 @@ class TrainStep:
     num_units: float | Tensor = field(init=False, default=0.0)  # of the newest step's global batch
 
     def __post_init__(self) -> None:
-        local_weights = self.components.strategy.local_weights
-        self.has_local_steps = local_weights is not None and local_weights.has_local_steps  # each rank takes its own
+        self.has_local_steps = self.components.strategy.has_local_steps  # each rank takes its own
         per_rank = self.has_local_steps or self.world.size == 1
         self.window = LogWindow(self.world.device, turns=self.components.turns.by_name, units_are_per_rank=per_rank)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, cast
@@ -27,10 +27,9 @@ def weights_to_evaluate(components: Components) -> Iterator[KeptWeights]:
 
     They differ where the optimizer has both (`evaluation_mode`), and where ranks take steps of their own.
     """
-    local = components.strategy.local_weights
     with (
         evaluation_mode(components.optimizer) as parameters,
-        nullcontext({}) if local is None else local.mean_over_ranks(components.trained_module, averages(components).values()) as own_values,
+        components.strategy.mean_over_ranks(components.trained_module, averages(components).values()) as own_values,
     ):
         yield KeptWeights(parameters=parameters, own_values=own_values)
 

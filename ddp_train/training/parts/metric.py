@@ -21,7 +21,6 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Goal, Objective
 from ddp_train.interfaces.batch import describe, map_tensors
-from ddp_train.training.instantiate import instantiate
 
 logger = logging.getLogger(__name__)
 
@@ -128,38 +127,9 @@ def goals_of(objective: Objective, metrics: Mapping[str, Metric], set_names: Ite
     return {recorded_name(set_name, name): goal for set_name in set_names for name, goal in goals.items()}
 
 
-def build_metrics(configs: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
-    """Make the metrics of `evaluation.metrics`."""
-    wanted = {name: config for name, config in configs.items() if config}
-    if taken := [name for name in wanted if name in objective.goals]:
-        happened = f"{type(objective).__name__} has a metric of this name"
-        raise ConfigError(key=f"{EVALUATION_METRICS}.{taken[0]}", happened=happened, expected="another name")
-    candidates = {name: instantiate(config, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, config in wanted.items()}
-    return {name: as_metric(candidate, name, world.device) for name, candidate in candidates.items()}
-
-
 def recorded_name(set_name: str, name: str) -> str:
     """Return the name of an evaluation set's metric in a record: its own where the set has no name."""
     return f"{set_name}/{name}" if set_name else name
-
-
-def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
-    """Return a metric around an object of `evaluation.metrics`: of torchmetrics' kind, or a function."""
-    parts = candidate.modules() if isinstance(candidate, nn.Module) else ()
-    if any(type(part).__module__ == "torchmetrics.wrappers.running" for part in parts):
-        happened = f"gave a {type(candidate).__name__}, whose value covers the last batches only"
-        expected = "a metric of all samples: its value must not depend on which rank saw which batch"
-        raise ConfigError(key=f"evaluation.metrics.{name}._target_", happened=happened, expected=expected, fix="the metric that it wraps")
-    if isinstance(candidate, nn.Module) and hasattr(candidate, "_reductions"):  # a MetricCollection has none: it keeps states in groups
-        return KeptMetric(candidate.to(device))
-    if callable(candidate) and not isinstance(candidate, (nn.Module, type)) and not hasattr(candidate, "compute"):
-        return FunctionMetric(candidate)
-    raise ConfigError(
-        key=f"evaluation.metrics.{name}._target_",
-        happened=f"gave a {type(candidate).__name__}",
-        expected="a torchmetrics.Metric (several: each with its own name), or a function f(predictions, targets) -> a number,"
-        " of which neither has a default",
-    )
 
 
 def update(metrics: Mapping[str, Metric], compared: tuple[Any, Any] | None) -> None:

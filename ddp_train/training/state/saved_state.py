@@ -78,7 +78,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
     modules, strategy, optimizer = components.modules, components.strategy, components.optimizer
     states: dict[str, Any] = {name: module.state_dict() for name, module in modules.items()}
     versions: dict[str, Any] = {f"{name}_versions": getattr(module_state, "_metadata", {}) for name, module_state in states.items()}
-    is_replica = strategy.local_weights is not None and world.size > 1  # then weights are each rank's own, and rank 0's are in `shared`
+    is_replica = strategy.weights_are_per_rank and world.size > 1  # then each rank saves its own, and rank 0's are in `shared`
     strategy_state = strategy.state_dict() or None
     large: dict[str, Any] = {
         **states,
@@ -144,8 +144,8 @@ def start_from(
     saved_size = size_of(checkpoint, world)
     shared = _from_parts(SharedState, read_shared(checkpoint, world, lay_out=partial(_sharded_like, components), on_progress=on_progress))
     own = _from_parts(RankState, read_own(checkpoint, world.rank)) if saved_size == world.size else None
-    replica = own.replica if own and own.replica and strategy.local_weights is not None else {}
-    if shared.of_rank_0 and (strategy.local_weights is None or own is None):
+    replica = own.replica if own and own.replica and strategy.weights_are_per_rank else {}
+    if shared.of_rank_0 and (not strategy.weights_are_per_rank or own is None):
         world.print("the checkpoint has weights and an optimizer for each rank: all continue with the mean weights and rank 0's optimizer")
     _load_shared(checkpoint, replace(shared, **replica), components, state, world)
     saved_strategy = shared.strategy if not strategy.state_is_per_rank else own.strategy if own else None

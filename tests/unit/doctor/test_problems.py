@@ -69,10 +69,6 @@ def test_healthy_machines_are_fit() -> None:
             {"measurements": {number: {"matmul_tflops": 0.01 if number == 2 else 0.1} for number in range(3)}},
             "rank 2 multiplies matrices at 0.01 TFLOP/s, the others at 0.1",
         ),
-        (
-            {"measurements": {number: {"link_mb_s": 1.0 if number == 2 else 900.0} for number in range(3)}},
-            "1 MB/s come from node1; other links have 900",
-        ),
     ],
 )
 def test_a_fault_is_named_with_its_host(faults: dict[str, Any], what: str) -> None:

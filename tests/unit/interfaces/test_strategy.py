@@ -73,8 +73,9 @@ def test_a_class_of_somebody_else_has_the_defaults_of_ours_for_what_it_lacks() -
     model, strategy = nn.Linear(1, 1), AdaptedStrategy(Own())
     assert strategy.prepare(model, torch.device("cpu"), 2) is model
     assert (strategy.state_is_per_rank, strategy.param_dtype, strategy.zeroes_gradients_in_place(model)) == (True, torch.bfloat16, True)
-    assert (strategy.has_buckets, strategy.local_weights, strategy.rank_memory(model, 2)) == (False, None, RankMemory())
-    with strategy.no_sync(model):
+    assert (strategy.has_buckets, strategy.weights_are_per_rank, strategy.rank_memory(model, 2)) == (False, False, RankMemory())
+    with strategy.no_sync(model), strategy.mean_over_ranks(model, []) as own_values:
+        assert own_values == {}
         strategy.reduce_gradients(model, 1)
 
 

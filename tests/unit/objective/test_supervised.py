@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.language_modeling import LanguageModeling
-from ddp_train.objective.supervised import LossObjective, as_objective, outputs_and_targets, unwrap
+from ddp_train.objective.supervised import LossObjective, outputs_and_targets, unwrap
 from tests.unit.objective.batches import IDENTITY, image_batch
 
 
@@ -106,22 +106,3 @@ def test_an_output_that_is_not_known_is_refused_with_its_shapes() -> None:
 def test_a_loss_function_must_return_one_number() -> None:
     with pytest.raises(ValueError, match="reduction='mean'"):
         LossObjective(nn.CrossEntropyLoss(reduction="none")).loss(IDENTITY, image_batch())
-
-
-def test_as_objective_keeps_an_objective_and_wraps_a_loss() -> None:
-    objective = Classification()
-    assert as_objective(objective) is objective
-    assert isinstance(as_objective(nn.CrossEntropyLoss()), LossObjective)
-    assert isinstance(as_objective(F.mse_loss), LossObjective)
-
-
-def test_as_objective_says_what_is_wrong() -> None:
-    class Half:
-        def loss(self) -> None: ...
-
-    with pytest.raises(ConfigError, match="Half, which lacks goals, weight, score, metrics"):
-        as_objective(Half())
-    with pytest.raises(ConfigError, match="gave the class CrossEntropyLoss, not an instance"):
-        as_objective(nn.CrossEntropyLoss)
-    with pytest.raises(ConfigError, match="gave a int"):
-        as_objective(3)

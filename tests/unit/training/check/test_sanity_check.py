@@ -18,7 +18,8 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
-from ddp_train.objective.supervised import LossObjective, as_objective
+from ddp_train.objective.supervised import LossObjective
+from ddp_train.training.build.make import as_objective
 from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.turns import Turns, make_turns

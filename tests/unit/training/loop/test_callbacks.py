@@ -135,7 +135,7 @@ def test_a_class_has_the_events_that_it_needs_and_a_run_without_steps_asks_for_n
         def on_save(self, run: Run) -> None: ...
 
     training, _ = run(stopping=Stopping(), inherits=Inherits())
-    assert training.hooks.after_step == []
+    assert training.hooks.after_step == [training.components.strategy.after_step]  # of no callback
     assert [name for name in vars(Callback) if not name.startswith("_")] == [*EVENTS, "evaluation_weights"]
     with pytest.raises(ConfigError, match="none of the methods on_start, on_step, on_evaluation, on_save, on_end"):
         components(f"+callbacks.mine._target_={HERE}.nothing")  # a function: what it returns is known on the ranks

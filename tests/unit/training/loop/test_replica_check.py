@@ -174,11 +174,10 @@ def test_averages_that_each_rank_has_of_its_own_are_left_out() -> None:
 
 def test_ranks_that_step_apart_are_compared_when_they_have_met_with_what_that_needs() -> None:
     class Apart:
-        weights_are_equal = False
+        weights_are_per_rank, weights_are_equal = True, False
 
         def __init__(self, value: float) -> None:
             self.value = value
-            self.local_weights = self
 
         def state_dict(self) -> dict[str, dict[str, Tensor]]:
             return {"last": {"weight": torch.full((2,), self.value)}}

@@ -141,16 +141,13 @@ def time_record_of(one_run: Trainer) -> TimeRecord:
     return TimeRecord(one_run.components, one_run.state, one_run.world, one_run.services, one_run.train_step.marks)
 
 
-@pytest.mark.parametrize(("size", "is_local"), [(1, False), (2, False), (2, True)])
-def test_communication_is_split_but_where_several_ranks_exchange_within_backward_unseen(
-    monkeypatch: pytest.MonkeyPatch, size: int, is_local: bool
-) -> None:
-    assert not Strategy.exchange_is_timed and DDP.exchange_is_timed
+@pytest.mark.parametrize("size", [1, 2])
+def test_communication_is_split_but_where_several_ranks_exchange_within_backward_unseen(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    assert not Strategy.exchange_is_timed and DDP.exchange_is_timed and LocalSGD.exchange_is_timed
     monkeypatch.setattr(DDP, "exchange_is_timed", False)
-    monkeypatch.setattr(DDP, "local_weights", LocalSGD() if is_local else None)
     record = time_record_of(trainer(components("trainer.max_steps=1"), world=replace(alone(), size=size)))
     reason = "DDP exchanges within forward and backward, while they compute"
-    assert record.split.seconds() and record._not_split == ({Part.COMMUNICATION: reason} if size > 1 and not is_local else {})
+    assert record.split.seconds() and record._not_split == ({Part.COMMUNICATION: reason} if size > 1 else {})
 
 
 def test_a_strategy_of_another_base_is_named_by_its_own_class() -> None:

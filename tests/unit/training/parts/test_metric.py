@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, ConfigErrors
+from ddp_train.training.build.make import as_metric, make_metrics
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.parts.metric import FunctionMetric, KeptMetric, as_metric, build_metrics, require_numbers, results, update
+from ddp_train.training.parts.metric import FunctionMetric, KeptMetric, require_numbers, results, update
 from tests.unit.parts import checked, components
 
 torch.manual_seed(0)
@@ -204,4 +205,4 @@ def test_an_objective_that_compares_nothing_is_told_the_signature_and_how_to_lea
         goals = MappingProxyType({"loss": "min"})
 
     with pytest.raises(ConfigError, match=r"compare\(model, batch\)(.|\n)*or '~evaluation\.metrics\.f1'"):
-        build_metrics({"f1": {"_target_": "any"}}, Silent(), alone(), {})  # type: ignore[arg-type]
+        make_metrics({"f1": {"_target_": "any"}}, Silent(), alone(), {})  # type: ignore[arg-type]
