@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Batch, Evaluated, Objective, Ratio, TurnObjective, Value
 from ddp_train.interfaces.batch import batch_size, call_model, describe
-from ddp_train.traits import require_members
 
 TARGETS = ("target", "targets", "label", "labels")  # names of the targets in a batch that is a dict
 IGNORE_NOTHING = -(2**31)  # an index that no target has: torch's own default, -100, would drop targets of -100
@@ -123,17 +122,26 @@ def as_objective(candidate: Any) -> Objective:
     """Return an objective as it is, one of another class with what it lacks, and a loss function inside a `LossObjective`."""
     if isinstance(candidate, Objective):
         return candidate
-    if hasattr(candidate, "loss") and not isinstance(candidate, type):
-        require_members(candidate, Objective, key="objective")
-        base = TurnObjective if hasattr(candidate, "turns") else Objective
-        kind = type(candidate)
-        candidate.__class__ = type(kind.__name__, (kind, base), {"__module__": kind.__module__})  # an nn.Module keeps its parameters' names
-        return candidate  # type: ignore[no-any-return]
+    if not isinstance(candidate, type) and (hasattr(type(candidate), "loss") or "loss" in getattr(candidate, "__dict__", {})):
+        return _with_base(candidate)
     if callable(candidate) and not isinstance(candidate, type):
         return LossObjective(candidate)
     kind_text = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
     expected = "an objective (ddp_train.Objective) or a function loss_fn(outputs, targets)"
     raise ConfigError(key="objective._target_", happened=f"gave {kind_text}", expected=expected)
+
+
+def _with_base(candidate: Any) -> Objective:
+    """Give an object of another class the base `Objective`, or `TurnObjective`: a class of its own. Its attributes stay where they are."""
+    kind, base = type(candidate), TurnObjective if hasattr(candidate, "turns") else Objective
+    try:
+        object.__setattr__(candidate, "__class__", type(kind.__name__, (kind, base), {"__module__": kind.__module__}))
+    except TypeError as error:  # __slots__, or a metaclass
+        happened = f"gave a {kind.__name__}, whose class cannot be given another base: {error}"
+        expected = "an objective whose class has the base ddp_train.Objective"
+        raise ConfigError(key="objective._target_", happened=happened, expected=expected) from error
+    objective: Objective = candidate
+    return objective
 
 
 def with_aux(loss: Value, aux: Value, weight: float) -> Value:
