@@ -9,6 +9,7 @@ from tests.conftest import FEW, Project, metrics
 pytestmark = pytest.mark.distributed
 
 OWN = """
+import ddp_train
 import torch
 from torch import nn
 
@@ -30,24 +31,17 @@ class Coder(nn.Module):
         return self.decode(self.encode(images))
 
 
-class Reconstruction:
+class Reconstruction(ddp_train.Objective):
     goals = {"error": "min"}
-
-    def weight(self, batch):
-        return len(batch[1])
 
     def loss(self, model, batch):
         images = batch[0]
         codes = model.encode(images)  # a method, an attribute, and the forward twice
         twice = model(model(images).view_as(images))
-        return sum(((each - images.flatten(1)) ** 2).mean(1).sum() for each in (model.decode(codes), twice)) / model.steps
+        return sum(((each - images.flatten(1)) ** 2).mean(1) for each in (model.decode(codes), twice)) / model.steps
 
-    def score(self, model, batch):
-        errors = (model.decode(model.encode(batch[0])) - batch[0].flatten(1)) ** 2
-        return {"error": errors.mean(1).sum(), "count": torch.tensor(len(batch[1]))}
-
-    def metrics(self, totals):
-        return {"error": totals["error"] / totals["count"]}
+    def evaluate(self, model, batch):
+        return {"error": ((model.decode(model.encode(batch[0])) - batch[0].flatten(1)) ** 2).mean(1)}
 """
 USE = ["model=custom", "model._target_=own.Coder", "objective=custom", "objective._target_=own.Reconstruction", "trainer.max_steps=4"]
 

@@ -13,6 +13,7 @@ from tests.conftest import FEW, Project, finish, metrics, wait_for
 pytestmark = pytest.mark.distributed
 
 GAN = """
+import ddp_train
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -23,26 +24,20 @@ class Pair(nn.Module):
         self.generator = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 768))
         self.discriminator = nn.Sequential(nn.Linear(768, 32), nn.LeakyReLU(0.2), nn.Dropout(0.0), nn.Linear(32, 1))
 
-class Adversarial:
+class Adversarial(ddp_train.TurnObjective):
     goals = {"gap": "min"}
     turns = {"discriminator": ["discriminator"], "generator": ["generator"]}
-    def weight(self, batch):
-        return len(batch[0])
     def noise(self, real):
         return torch.randn(len(real), 16)
     def loss(self, model, batch, turn):
         real = batch[0].flatten(1)
         fake = model.generator(self.noise(real))
         if turn == "generator":
-            return F.softplus(-model.discriminator(fake)).sum()
-        return (F.softplus(-model.discriminator(real)) + F.softplus(model.discriminator(fake.detach()))).sum()
-    def score(self, model, batch):
-        return self.compare(model, batch)[0]
-    def compare(self, model, batch):
+            return F.softplus(-model.discriminator(fake)).flatten()
+        return (F.softplus(-model.discriminator(real)) + F.softplus(model.discriminator(fake.detach()))).flatten()
+    def evaluate(self, model, batch):
         real = model.discriminator(batch[0].flatten(1)).flatten()
-        return {"real": real.sum(dtype=torch.float64), "samples": torch.tensor(len(real))}, {}, (real, batch[1])
-    def metrics(self, totals):
-        return {"gap": totals["real"] / totals["samples"]}
+        return ddp_train.Evaluated({"gap": real}, compared=(real, batch[1]))
 
 class Exact(Adversarial):  # no noise, and no batch norm: the same for any split
     def noise(self, real):

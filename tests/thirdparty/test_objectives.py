@@ -196,6 +196,7 @@ def test_regression_on_a_csv_file_with_rmse_and_r2(project: Project, train: Trai
 
 
 GAN = """
+import ddp_train
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -206,24 +207,19 @@ class GAN(nn.Module):
         self.generator = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 768), nn.Tanh())
         self.discriminator = nn.Sequential(nn.Linear(768, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
 
-class Adversarial:
+class Adversarial(ddp_train.TurnObjective):
     goals = {"gap": "min"}
     turns = {"discriminator": ["discriminator"], "generator": ["generator"]}
-    def weight(self, batch):
-        return len(batch[0])
     def loss(self, model, batch, turn):
         real = batch[0].flatten(1)
         fake = model.generator(torch.randn(len(real), 16, device=real.device))
         if turn == "generator":
-            return F.softplus(-model.discriminator(fake)).sum()
-        return (F.softplus(-model.discriminator(real)) + F.softplus(model.discriminator(fake.detach()))).sum()
-    def score(self, model, batch):
+            return F.softplus(-model.discriminator(fake)).flatten()
+        return (F.softplus(-model.discriminator(real)) + F.softplus(model.discriminator(fake.detach()))).flatten()
+    def evaluate(self, model, batch):
         real = batch[0].flatten(1)
         fake = model.generator(torch.randn(len(real), 16, device=real.device))
-        gap = model.discriminator(real) - model.discriminator(fake)
-        return {"gap": gap.sum(), "samples": torch.full((), len(real), device=real.device)}
-    def metrics(self, totals):
-        return {"gap": totals["gap"] / totals["samples"]}
+        return {"gap": (model.discriminator(real) - model.discriminator(fake)).flatten()}
 """
 
 

@@ -7,7 +7,7 @@ predictions and targets, a strategy of another base; so is a data set (build/dat
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,17 +43,26 @@ def as_objective(candidate: Any) -> Objective:
     """Return an objective as it is, one of another class with what it lacks, and a loss function inside a `LossObjective`."""
     if isinstance(candidate, Objective):
         return candidate
-    if hasattr(candidate, "loss") and not isinstance(candidate, type):
-        require_members(candidate, Objective, key="objective")
-        base = TurnObjective if hasattr(candidate, "turns") else Objective
-        kind = type(candidate)
-        candidate.__class__ = type(kind.__name__, (kind, base), {"__module__": kind.__module__})  # an nn.Module keeps its parameters' names
-        return cast(Objective, candidate)
+    if not isinstance(candidate, type) and (hasattr(type(candidate), "loss") or "loss" in getattr(candidate, "__dict__", {})):
+        return _with_base(candidate)
     if callable(candidate) and not isinstance(candidate, type):
         return LossObjective(candidate)
-    given = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
+    kind_text = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
     expected = "an objective (ddp_train.Objective) or a function loss_fn(outputs, targets)"
-    raise ConfigError(key="objective._target_", happened=f"gave {given}", expected=expected)
+    raise ConfigError(key="objective._target_", happened=f"gave {kind_text}", expected=expected)
+
+
+def _with_base(candidate: Any) -> Objective:
+    """Give an object of another class the base `Objective`, or `TurnObjective`: a class of its own. Its attributes stay where they are."""
+    kind, base = type(candidate), TurnObjective if hasattr(candidate, "turns") else Objective
+    try:
+        object.__setattr__(candidate, "__class__", type(kind.__name__, (kind, base), {"__module__": kind.__module__}))
+    except TypeError as error:  # __slots__, or a metaclass
+        happened = f"gave a {kind.__name__}, whose class cannot be given another base: {error}"
+        expected = "an objective whose class has the base ddp_train.Objective"
+        raise ConfigError(key="objective._target_", happened=happened, expected=expected) from error
+    objective: Objective = candidate
+    return objective
 
 
 def make_metrics(configs: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:

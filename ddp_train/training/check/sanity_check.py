@@ -35,7 +35,6 @@ from ddp_train.objective.supervised import LossObjective
 from ddp_train.run_folder import failure
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.check.rehearsal import restoring_state
-from ddp_train.training.loop.evaluation import ValueTotals
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.traits import ObjectiveConstants, constants_of
@@ -135,7 +134,7 @@ def _require_device(name: str, value: Tensor, world: World) -> None:
 def _require_values(objective: Objective, values: object, size: int, world: World, *, is_stand_in: bool) -> None:
     if not isinstance(values, Mapping):
         raise TypeError(f"evaluate gives {describe(values)}, and not values by name")
-    totals = ValueTotals()
+    totals = metric.ValueTotals()
     totals.add(values, size=size, counts=True)
     for name, value in values.items():
         _require_device(f"evaluate's {name!r}", value_sums(name, value, size)[0], world)

@@ -1,20 +1,16 @@
 """Evaluation: every sample exactly once, whatever the number of ranks, and the same metrics on all of them."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ddp_train import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import conflict
-from ddp_train.interfaces import Value
 from ddp_train.interfaces.batch import batch_size
-from ddp_train.interfaces.objective import value_sums
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvaluationLoader, PositionedEvaluationLoader
 from ddp_train.loader.reader import MicroBatch
@@ -86,7 +82,7 @@ def _evaluate_set(
         files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
     for metric_object in components.metrics.values():
         metric_object.reset()
-    totals = ValueTotals()
+    totals = metric.ValueTotals()
     gives_up = False
     num_skipped = 0
     begins_batch()
@@ -129,56 +125,6 @@ def _in_eval_mode(roots: list[nn.Module]) -> Iterator[None]:
     yield
     for module, mode in modes:
         module.training = mode
-
-
-class ValueTotals:
-    """Adds up the values of an objective's `evaluate`: over batches, then over the ranks."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}  # numerators, and the denominators that are on the device
-        self._counts: dict[str, int] = {}  # denominators that the host knows
-
-    def add(self, values: Mapping[str, Value], *, size: int, counts: bool) -> None:
-        """Add the values of a batch of `size` samples; with `counts=False` their names alone."""
-        for name, value in values.items():
-            numerator, denominator = value_sums(name, value, size)
-            self._add(name, numerator, counts=counts)
-            if isinstance(denominator, Tensor):
-                self._add(_denominator(name), denominator, counts=counts)
-            else:
-                self._counts[name] = self._counts.get(name, 0) + (denominator if counts else 0)
-
-    def means(self, sums: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """Return the means over all ranks by name: a number, a list for columns; NaN where nothing counts. Collective as `sums` is.
-
-        Integers are added as such, and stay exact.
-        """
-        counted = sums(torch.tensor([*self._counts.values()], dtype=torch.int64)).tolist() if self._counts else []
-        totals: dict[str, Any] = dict(zip(map(_denominator, self._counts), counted, strict=True))
-        for is_float in (True, False):
-            addends = {name: value for name, value in self._sums.items() if value.is_floating_point() == is_float}
-            if addends:
-                summed = sums(torch.cat([value.reshape(-1) for value in addends.values()])).cpu()  # the only wait for the device
-                parts = summed.split([value.numel() for value in addends.values()])
-                totals |= {name: part.view(addends[name].shape).tolist() for name, part in zip(addends, parts, strict=True)}
-        return {name: _divide(totals[name], totals[_denominator(name)]) for name in self._sums if _denominator(name) in totals}
-
-    def _add(self, name: str, value: Tensor, *, counts: bool) -> None:
-        total = self._sums.get(name)
-        if total is None:
-            self._sums[name] = value if counts else torch.zeros_like(value)
-        elif counts:
-            self._sums[name] = total + value
-
-
-def _denominator(name: str) -> str:
-    return f"{name} /"
-
-
-def _divide(total: Any, count: Any) -> Any:
-    if isinstance(total, list):
-        return [_divide(*pair) for pair in zip(total, count if isinstance(count, list) else [count] * len(total), strict=True)]
-    return total / count if count else math.nan
 
 
 def in_lockstep(batches: Iterator[MicroBatch], world: World) -> Iterator[MicroBatch]:

@@ -1,4 +1,6 @@
-"""Metrics by `_target_` (`evaluation.metrics.<name>`): each rank updates its own, and rank 0 puts all of them together after the loop.
+"""What an evaluation adds up: the values of the objective, and metrics by `_target_` (`evaluation.metrics.<name>`).
+
+Of the latter each rank updates its own, and rank 0 puts all of them together after the loop.
 
 Two kinds, both exact on any number of ranks, as every sample is evaluated once and a rank's share is contiguous:
 
@@ -10,6 +12,7 @@ Nothing here imports torchmetrics: a metric is known by what it offers.
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +22,61 @@ from torch import Tensor, nn
 from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Goal, Objective
+from ddp_train.interfaces import Goal, Objective, Value
 from ddp_train.interfaces.batch import describe, map_tensors
+from ddp_train.interfaces.objective import value_sums
 
 logger = logging.getLogger(__name__)
+
+
+class ValueTotals:
+    """Adds up the values of an objective's `evaluate`: over batches, then over the ranks."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}  # numerators, and the denominators that are on the device
+        self._counts: dict[str, int] = {}  # denominators that the host knows
+
+    def add(self, values: Mapping[str, Value], *, size: int, counts: bool) -> None:
+        """Add the values of a batch of `size` samples; with `counts=False` their names alone."""
+        for name, value in values.items():
+            numerator, denominator = value_sums(name, value, size)
+            self._add(name, numerator, counts=counts)
+            if isinstance(denominator, Tensor):
+                self._add(_denominator(name), denominator, counts=counts)
+            else:
+                self._counts[name] = self._counts.get(name, 0) + (denominator if counts else 0)
+
+    def means(self, sums: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Return the means over all ranks by name: a number, a list for columns; NaN where nothing counts. Collective as `sums` is.
+
+        Integers are added as such, and stay exact.
+        """
+        counted = sums(torch.tensor([*self._counts.values()], dtype=torch.int64)).tolist() if self._counts else []
+        totals: dict[str, Any] = dict(zip(map(_denominator, self._counts), counted, strict=True))
+        for is_float in (True, False):
+            addends = {name: value for name, value in self._sums.items() if value.is_floating_point() == is_float}
+            if addends:
+                summed = sums(torch.cat([value.reshape(-1) for value in addends.values()])).cpu()  # the only wait for the device
+                parts = summed.split([value.numel() for value in addends.values()])
+                totals |= {name: part.view(addends[name].shape).tolist() for name, part in zip(addends, parts, strict=True)}
+        return {name: _divide(totals[name], totals[_denominator(name)]) for name in self._sums if _denominator(name) in totals}
+
+    def _add(self, name: str, value: Tensor, *, counts: bool) -> None:
+        total = self._sums.get(name)
+        if total is None:
+            self._sums[name] = value if counts else torch.zeros_like(value)
+        elif counts:
+            self._sums[name] = total + value
+
+
+def _denominator(name: str) -> str:
+    return f"{name} /"
+
+
+def _divide(total: Any, count: Any) -> Any:
+    if isinstance(total, list):
+        return [_divide(*pair) for pair in zip(total, count if isinstance(count, list) else [count] * len(total), strict=True)]
+    return total / count if count else math.nan
 
 
 class KeptMetric:

@@ -5,13 +5,14 @@ Shapes: B samples, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ddp_train.interfaces import Batch, Scored
+from ddp_train.interfaces import Batch, Evaluated
 from ddp_train.objective.classification import Classification
 
 Views = Literal["mirror", "mirror_translate"]
@@ -34,15 +35,11 @@ class SeveralViews(Classification):
         super().__init__(label_smoothing=label_smoothing)
         self.test_views = test_views
 
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what evaluation adds up over all samples."""
-        return super().score(MeanOverViews(model, self.test_views), batch)
+    def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
+        """Return what an evaluation reports, saves and compares."""
+        return super().evaluate(MeanOverViews(model, self.test_views), batch)
 
-    def compare(self, model: nn.Module, batch: Batch) -> Scored:
-        """Return what `predict` returns, and predictions and targets for metrics."""
-        return super().compare(MeanOverViews(model, self.test_views), batch)
-
-    def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+    def infer(self, model: nn.Module, inputs: Any) -> Mapping[str, Tensor]:
         """Return what the model says of each sample."""
         return super().infer(MeanOverViews(model, self.test_views), inputs)
 

@@ -287,12 +287,14 @@ def test_the_answer_is_the_weighed_mean_of_those_for_the_views(kind: Views) -> N
 def test_evaluation_and_predictions_have_it_and_the_loss_has_not() -> None:
     objective, model = SeveralViews(), Linear()
     logits = mean_of(model, "mirror_translate")
-    assert objective.score(model, (IMAGES, LABELS))["loss"] == objective.measure(logits, LABELS)[0]["loss"]
-    found = [objective.infer(model, IMAGES), objective.predict(model, (IMAGES, LABELS))[1]]
+    evaluated, expected = objective.evaluate(model, (IMAGES, LABELS)), objective.measure(logits, LABELS)
+    torch.testing.assert_close(evaluated.values["loss"], expected.values["loss"])
+    found = [objective.infer(model, IMAGES), evaluated.rows]
     assert all(torch.equal(each["probability"], objective.predictions(logits)["probability"]) for each in found)
-    torch.testing.assert_close(objective.compare(model, (IMAGES, LABELS))[2][0], logits.softmax(dim=1))
+    assert evaluated.compared is not None
+    torch.testing.assert_close(evaluated.compared[0], logits.softmax(dim=1))
     model.calls = 0
-    assert objective.loss(model, (IMAGES, LABELS)) == nn.CrossEntropyLoss(reduction="sum")(model(IMAGES), LABELS)
+    assert objective.loss(model, (IMAGES, LABELS)) == nn.CrossEntropyLoss()(model(IMAGES), LABELS)
     assert model.calls == 2
 
 

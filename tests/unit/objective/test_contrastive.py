@@ -21,8 +21,15 @@ class Two(nn.Module):
 def test_views_that_are_alike_cost_nothing_and_views_that_are_all_the_same_the_logarithm_of_their_number() -> None:
     apart, same = 100 * torch.eye(4), torch.ones(4, 4)
     assert Contrastive(temperature=0.01).loss(IDENTITY, (apart, apart)).item() == pytest.approx(0.0, abs=1e-6)
-    assert Contrastive().loss(IDENTITY, (same, same)).item() == pytest.approx(4 * math.log(4))
+    assert Contrastive().loss(IDENTITY, (same, same)).item() == pytest.approx(math.log(4))
     assert Contrastive(towers=2, temperature=0.01).loss(Two(), (apart, torch.eye(4, 7))).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_embeddings_are_rows_and_what_metrics_compare() -> None:
+    found = Contrastive().evaluate(IDENTITY, (torch.eye(4), torch.ones(4, 4)))
+    assert not found.values and found.compared is not None
+    assert torch.equal(found.rows["embedding"], torch.eye(4)) and torch.equal(found.rows["other_embedding"], torch.full((4, 4), 0.5))
+    assert recall_at_1(*found.compared) == 0.25
 
 
 def test_recall_is_over_all_samples() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.distillation import Distillation
 from ddp_train.training.build.model import has_state
-from tests.unit.objective.batches import IDENTITY, image_batch
+from tests.unit.objective.batches import IDENTITY, image_batch, reported
 
 
 def teacher() -> nn.Module:
@@ -23,10 +23,10 @@ def test_the_loss_is_the_mixture_and_the_metrics_are_the_models() -> None:
     assert only_labels.loss(IDENTITY, batch).item() == pytest.approx(Classification().loss(IDENTITY, batch).item())
     theirs = model(batch[0])
     mixed = Distillation(teacher=model, teacher_share=1.0, temperature=3.0).loss(IDENTITY, batch)
-    expected = 9 * F.kl_div((batch[0] / 3).log_softmax(1), (theirs / 3).softmax(1), reduction="sum")
+    expected = 9 * F.kl_div((batch[0] / 3).log_softmax(1), (theirs / 3).softmax(1), reduction="batchmean")
     assert mixed.item() == pytest.approx(expected.item())
     assert mixed.requires_grad
-    assert only_labels.score(IDENTITY, batch).keys() == Classification().score(IDENTITY, batch).keys()
+    assert reported(only_labels, IDENTITY, batch) == reported(Classification(), IDENTITY, batch)
 
 
 def test_the_teacher_evaluates_is_frozen_and_is_in_no_checkpoint() -> None:

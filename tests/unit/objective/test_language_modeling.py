@@ -1,4 +1,4 @@
-"""Language modelling: sums over tokens that add up over any split, and what is said of them."""
+"""Language modelling: means over the tokens that count, and what is said of them."""
 
 from __future__ import annotations
 
@@ -10,66 +10,40 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ddp_train.errors import ConfigError
+from ddp_train.interfaces.objective import loss_sum
 from ddp_train.model.gpt import GPT
 from ddp_train.objective.language_modeling import LanguageModeling, find_head
-from tests.unit.objective.batches import IDENTITY, SPLITS, add_up, token_model_and_batch
+from tests.unit.objective.batches import IDENTITY, mean_loss, reported, token_model_and_batch
 from tests.unit.parts import components
-
-
-@pytest.mark.parametrize("sizes", SPLITS)
-@pytest.mark.parametrize("ignore_index", [None, 3])
-def test_sums_over_tokens_add_up_over_any_split(ignore_index: int | None, sizes: list[int]) -> None:
-    objective = LanguageModeling(ignore_index=ignore_index)
-    model, batch = token_model_and_batch()
-    whole_loss, whole_weight, whole_totals = add_up(objective, model, batch, [12])
-    loss, weight, totals = add_up(objective, model, batch, sizes)
-    assert loss == pytest.approx(whole_loss, rel=1e-12)
-    assert weight == whole_weight == (48 if ignore_index is None else int((batch[1] != 3).sum()))
-    assert totals.pop("loss").item() == pytest.approx(whole_totals.pop("loss").item(), rel=1e-12)
-    assert totals == whole_totals
-    assert totals["tokens"] == whole_weight
-
-
-@pytest.mark.parametrize("sizes", SPLITS)
-def test_the_gradient_of_the_sums_does_not_depend_on_the_split(sizes: list[int]) -> None:
-    objective = LanguageModeling(ignore_index=3)
-    model, batch = token_model_and_batch()
-    objective.loss(model, batch).backward()
-    (weight,) = model.parameters()
-    assert weight.grad is not None
-    whole, weight.grad = weight.grad.clone(), None
-    for part in zip(batch[0].split(sizes), batch[1].split(sizes), strict=True):
-        objective.loss(model, part).backward()
-    torch.testing.assert_close(weight.grad, whole, rtol=1e-12, atol=1e-12)
 
 
 def test_perplexity_and_bits_per_byte_of_a_uniform_guess_are_the_vocabulary() -> None:
     objective = LanguageModeling(bytes_per_token=4.0)
-    totals = objective.score(IDENTITY, (torch.zeros(2, 3, 256), torch.zeros(2, 3, dtype=torch.int64)))
-    metrics = objective.metrics({name: value.item() for name, value in totals.items()})
+    metrics = reported(objective, IDENTITY, (torch.zeros(2, 3, 256), torch.zeros(2, 3, dtype=torch.int64)))
     assert list(metrics) == list(objective.goals) == ["loss", "perplexity", "bits_per_byte"]
     assert metrics == pytest.approx({"loss": math.log(256), "perplexity": 256, "bits_per_byte": 8 / 4})
 
 
 def test_bits_per_byte_is_absent_where_the_bytes_are_unknown() -> None:
     objective = LanguageModeling()
-    assert list(objective.metrics({"loss": 2.0, "tokens": 1.0})) == list(objective.goals) == ["loss", "perplexity"]
+    assert list(objective.metrics({"loss": 2.0})) == list(objective.goals) == ["loss", "perplexity"]
 
 
 def test_a_huge_loss_gives_infinite_perplexity_and_no_crash() -> None:
-    assert LanguageModeling().metrics({"loss": 1e6, "tokens": 1.0})["perplexity"] == math.inf
+    assert LanguageModeling().metrics({"loss": 1e6})["perplexity"] == math.inf
 
 
-def test_token_weight_is_a_plain_int_unless_targets_must_be_read() -> None:
-    _, batch = token_model_and_batch()
-    assert type(LanguageModeling().weight(batch)) is int
-    weight = LanguageModeling(ignore_index=0).weight(batch)
-    assert isinstance(weight, Tensor) and weight.dtype == torch.int64 and weight.shape == ()
+def test_the_number_of_tokens_is_a_plain_int_unless_targets_must_be_read() -> None:
+    model, batch = token_model_and_batch()
+    num_tokens = loss_sum(LanguageModeling(), model, batch).num_units
+    assert type(num_tokens) is int and num_tokens == 48
+    counted = loss_sum(LanguageModeling(ignore_index=3), model, batch).num_units
+    assert isinstance(counted, Tensor) and counted.dtype == torch.int64 and counted.shape == () and counted == (batch[1] != 3).sum()
 
 
 def test_a_negative_target_is_an_error_unless_it_was_said_to_be_ignored() -> None:
     batch = (torch.zeros(1, 2, 5), torch.tensor([[1, -100]]))
-    assert LanguageModeling(ignore_index=-100).loss(IDENTITY, batch).item() == pytest.approx(math.log(5))
+    assert mean_loss(LanguageModeling(ignore_index=-100), IDENTITY, batch) == pytest.approx(math.log(5))
     with pytest.raises(IndexError, match="-100"):
         LanguageModeling().loss(IDENTITY, batch)
 
@@ -97,19 +71,21 @@ def met(model: nn.Module, chunk_tokens: int | None, **given: str) -> LanguageMod
 def test_loss_gradients_and_evaluation_are_those_of_all_tokens_at_once(chunk_tokens: int) -> None:
     model, batch = model_and_batch()
     whole, chunked = met(model, None), met(model, chunk_tokens)
-    loss = whole.loss(model, batch)
-    loss.backward()
+    loss = loss_sum(whole, model, batch)
+    loss.total.backward()
     expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
-    found = chunked.loss(model, batch)
-    found.backward()
+    found = loss_sum(chunked, model, batch)
+    found.total.backward()
     torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
-        assert chunked.score(model, batch)["loss"].item() == pytest.approx(whole.score(model, batch)["loss"].item(), rel=1e-6)
-        rows, logits = chunked.predict(model, batch)[1], chunked.compare(model, batch)[2][0]
-    torch.testing.assert_close(rows["loss"], whole.predict(model, batch)[1]["loss"], rtol=1e-6, atol=0)
-    assert logits.shape == (5, 16, VOCABULARY) and model(batch[0]).shape == logits.shape  # the model is as it was
+        assert reported(chunked, model, batch) == pytest.approx(reported(whole, model, batch), rel=1e-6)
+        in_chunks, at_once = chunked.evaluate(model, batch), whole.evaluate(model, batch)
+        logits = model(batch[0])  # the model is as it was
+    torch.testing.assert_close(in_chunks.rows, at_once.rows, rtol=1e-6, atol=0)
+    assert in_chunks.compared is None and at_once.compared is not None
+    assert torch.equal(at_once.compared[0], logits) and torch.equal(at_once.compared[1], batch[1])
 
 
 def most_saved(objective: LanguageModeling, model: nn.Module, batch: tuple[Tensor, Tensor]) -> int:
@@ -121,7 +97,7 @@ def most_saved(objective: LanguageModeling, model: nn.Module, batch: tuple[Tenso
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        objective.loss(model, batch)
+        loss_sum(objective, model, batch)
     return max(sizes)
 
 
@@ -146,9 +122,9 @@ def test_a_model_that_changes_its_heads_output_is_refused() -> None:
 
 def test_a_copy_of_what_the_head_gives_is_taken() -> None:
     model, batch = model_and_batch()
-    expected = met(model, None).loss(model, batch)
+    expected = mean_loss(met(model, None), model, batch)
     model.register_forward_hook(lambda module, given, output: output.clone())  # as a strategy does
-    torch.testing.assert_close(met(model, 8).loss(model, batch), expected, rtol=1e-6, atol=0)
+    assert mean_loss(met(model, 8), model, batch) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_head_is_found_by_its_name_and_a_wrong_one_is_named() -> None:

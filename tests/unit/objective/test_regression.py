@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddp_train.objective.regression import Regression
-from tests.unit.objective.batches import IDENTITY
+from tests.unit.objective.batches import IDENTITY, reported
 
 
 def numbers(*shape: int) -> tuple[Tensor, Tensor]:
@@ -20,25 +20,23 @@ def numbers(*shape: int) -> tuple[Tensor, Tensor]:
     return targets + 0.3 * torch.randn(shape, dtype=torch.float64), targets
 
 
-def metrics(objective: Regression, *parts: tuple[Tensor, Tensor]) -> dict[str, float]:
-    totals: dict[str, Any] = {}
-    for part in parts:
-        for name, value in objective.score(IDENTITY, part).items():
-            totals[name] = totals.get(name, 0) + value
-    return objective.metrics({name: value.tolist() for name, value in totals.items()})
+def metrics(*parts: tuple[Tensor, Tensor]) -> dict[str, float]:
+    return reported(Regression(), IDENTITY, *parts)
 
 
 @pytest.mark.parametrize(
     ("criterion", "expected"), [("mse", F.mse_loss), ("mae", F.l1_loss), ("huber", lambda *pair: F.huber_loss(*pair, delta=0.2))]
 )
-def test_the_loss_is_the_sum_over_samples_of_the_mean_over_their_numbers(criterion: Any, expected: Any) -> None:
+def test_the_loss_of_a_sample_is_the_mean_over_its_numbers(criterion: Any, expected: Any) -> None:
     batch = numbers(12, 3)
-    assert Regression(criterion=criterion, huber_delta=0.2).loss(IDENTITY, batch).item() == pytest.approx(12 * expected(*batch).item())
+    losses = Regression(criterion=criterion, huber_delta=0.2).loss(IDENTITY, batch)
+    assert isinstance(losses, Tensor) and losses.shape == (12,)
+    assert losses.mean().item() == pytest.approx(expected(*batch).item())
 
 
 def test_rmse_mae_and_r2_are_those_of_the_whole_set() -> None:
     outputs, targets = numbers(12)
-    found = metrics(Regression(), (outputs[:5], targets[:5]), (outputs[5:, None], targets[5:]))
+    found = metrics((outputs[:5], targets[:5]), (outputs[5:, None], targets[5:]))
     spread = (targets - targets.mean()).square().sum()
     assert found == {
         "rmse": pytest.approx(math.sqrt(F.mse_loss(outputs, targets))),
@@ -51,11 +49,11 @@ def test_rmse_mae_and_r2_are_those_of_the_whole_set() -> None:
 
 def test_r2_of_several_numbers_is_their_mean_and_of_equal_targets_0_or_1() -> None:
     outputs, targets = numbers(12, 2)
-    each = [metrics(Regression(), (outputs[:, place], targets[:, place]))["r2"] for place in (0, 1)]
-    assert metrics(Regression(), (outputs, targets))["r2"] == pytest.approx(sum(each) / 2)
+    each = [metrics((outputs[:, place], targets[:, place]))["r2"] for place in (0, 1)]
+    assert metrics((outputs, targets))["r2"] == pytest.approx(sum(each) / 2)
     same = torch.full((4,), 7.0)
-    assert metrics(Regression(), (same, same))["r2"] == 1.0
-    assert metrics(Regression(), (same + 1, same))["r2"] == 0.0
+    assert metrics((same, same))["r2"] == 1.0
+    assert metrics((same + 1, same))["r2"] == 0.0
 
 
 def test_shapes_that_torch_would_broadcast_are_refused() -> None:

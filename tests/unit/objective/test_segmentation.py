@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddp_train.interfaces.objective import loss_sum
 from ddp_train.objective.segmentation import Segmentation
-from tests.unit.objective.batches import IDENTITY
+from tests.unit.objective.batches import IDENTITY, mean_loss, reported
 
 
 def masks() -> tuple[Tensor, Tensor]:
@@ -23,11 +24,10 @@ def masks() -> tuple[Tensor, Tensor]:
 
 def test_ignored_pixels_count_nowhere() -> None:
     objective, (logits, targets) = Segmentation(ignore_index=255), masks()
-    assert objective.weight((logits, targets)) == 4 * 5 * 5
+    assert loss_sum(objective, IDENTITY, (logits, targets)).num_units == 4 * 5 * 5
     inner = (logits[:, :, 1:], targets[:, 1:])
-    assert objective.loss(IDENTITY, (logits, targets)).item() == pytest.approx(F.cross_entropy(*inner, reduction="sum").item())
-    totals = objective.score(IDENTITY, (logits, targets))
-    found = objective.metrics({name: value.tolist() for name, value in totals.items()})
+    assert mean_loss(objective, IDENTITY, (logits, targets)) == pytest.approx(F.cross_entropy(*inner).item())
+    found = reported(objective, IDENTITY, (logits, targets))
     says, there = inner[0].argmax(dim=1), inner[1]
     ious = [((says == k) & (there == k)).sum() / ((says == k) | (there == k)).sum() for k in range(3)]
     assert found["mean_iou"] == pytest.approx(float(sum(ious) / 3))
@@ -35,9 +35,10 @@ def test_ignored_pixels_count_nowhere() -> None:
     assert found["loss"] == pytest.approx(F.cross_entropy(*inner).item())
 
 
-def test_without_ignored_pixels_the_weight_is_known_from_the_shape() -> None:
+def test_without_ignored_pixels_their_number_is_known_from_the_shape() -> None:
     logits, targets = masks()
-    assert Segmentation().weight((logits, targets.clamp(max=2))) == 120
+    num_units = loss_sum(Segmentation(), IDENTITY, (logits, targets.clamp(max=2))).num_units
+    assert type(num_units) is int and num_units == 120
     with pytest.raises(IndexError):  # 255 is a class that there is not, and no pixel to be left out in silence
         Segmentation().loss(IDENTITY, (logits, targets))
 
@@ -45,8 +46,9 @@ def test_without_ignored_pixels_the_weight_is_known_from_the_shape() -> None:
 def test_small_logits_are_resized_to_the_masks() -> None:
     objective, (logits, targets) = Segmentation(ignore_index=255), masks()
     small = logits[:, :, :3, :3]
-    assert objective.loss(IDENTITY, (small, targets)).isfinite()
-    assert objective.score(IDENTITY, (small, targets))["predicted"].sum() == 100
+    large = F.interpolate(small, size=(6, 5), mode="bilinear", align_corners=False)
+    assert reported(objective, IDENTITY, (small, targets)) == reported(objective, IDENTITY, (large, targets))
+    assert mean_loss(objective, IDENTITY, (small, targets)) == mean_loss(objective, IDENTITY, (large, targets))
 
 
 class _OfPlanes(TorchDispatchMode):
@@ -60,15 +62,13 @@ class _OfPlanes(TorchDispatchMode):
 def test_what_must_be_deterministic_uses_no_kernel_that_is_not_on_a_gpu() -> None:
     logits, targets = masks()
     objective = Segmentation(ignore_index=255)
-    plain, (sums, rows) = objective.total_loss(logits, targets), objective.measure(logits, targets)
+    plain, metrics = mean_loss(objective, IDENTITY, (logits, targets)), reported(objective, IDENTITY, (logits, targets))
     torch.use_deterministic_algorithms(True)
     try:
         with _OfPlanes():
             wanted = logits.clone().requires_grad_()
-            objective.total_loss(wanted, targets).backward()
-            same_sums, same_rows = objective.measure(logits, targets)
-            assert torch.allclose(objective.total_loss(logits, targets), plain)
+            loss_sum(objective, IDENTITY, (wanted, targets)).total.backward()
+            assert mean_loss(objective, IDENTITY, (logits, targets)) == pytest.approx(plain)
+            assert reported(objective, IDENTITY, (logits, targets)) == pytest.approx(metrics)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert all(torch.allclose(same_sums[name], value) for name, value in sums.items())
-    assert all(torch.allclose(same_rows[name], value) for name, value in rows.items())

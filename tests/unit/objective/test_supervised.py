@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Batch, Evaluated, Objective, Ratio, TurnObjective
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.language_modeling import LanguageModeling
-from ddp_train.objective.supervised import LossObjective, outputs_and_targets, unwrap
-from tests.unit.objective.batches import IDENTITY, image_batch
+from ddp_train.objective.supervised import LossObjective, outputs_and_targets, unwrap, with_aux
+from ddp_train.training.build.make import as_objective
+from tests.unit.objective.batches import IDENTITY, image_batch, mean_loss, reported
 
 
 class Giving(nn.Module):
@@ -28,17 +32,26 @@ class Giving(nn.Module):
 
 def test_a_loss_beside_the_logits_counts_for_each_sample() -> None:
     batch, model = image_batch(), Giving(torch.tensor(0.5))
-    alone = Classification().loss(IDENTITY, batch)
-    assert Classification(aux_weight=0.1).loss(model, batch).item() == pytest.approx(alone.item() + 0.1 * 0.5 * 12)
-    assert Classification(aux_weight=0).loss(model, batch) == alone
-    assert Classification(aux_weight=0.1).score(model, batch)["loss"] == Classification().score(IDENTITY, batch)["loss"]
+    alone = mean_loss(Classification(), IDENTITY, batch)
+    assert mean_loss(Classification(aux_weight=0.1), model, batch) == pytest.approx(alone + 0.1 * 0.5)
+    assert mean_loss(Classification(aux_weight=0), model, batch) == alone
+    assert reported(Classification(aux_weight=0.1), model, batch) == reported(Classification(), IDENTITY, batch)
 
 
 def test_logits_beside_the_logits_are_compared_with_the_labels() -> None:
     batch = image_batch()
     more = torch.randn(12, 10, dtype=torch.float64)
-    expected = F.cross_entropy(*batch, reduction="sum") + 0.4 * F.cross_entropy(more, batch[1], reduction="sum")
-    assert Classification(aux_weight=0.4).loss(Giving(more), batch).item() == pytest.approx(expected.item())
+    expected = F.cross_entropy(*batch) + 0.4 * F.cross_entropy(more, batch[1])
+    assert mean_loss(Classification(aux_weight=0.4), Giving(more), batch) == pytest.approx(expected.item())
+
+
+def test_what_is_added_to_a_ratio_is_a_mean_over_the_same_or_over_samples() -> None:
+    loss = Ratio(torch.tensor([2.0, 4.0]), torch.tensor([1, 3]))
+    for aux in (torch.tensor(0.5), Ratio(torch.tensor(2.0), 4)):
+        total = with_aux(loss, aux, 0.1)
+        assert isinstance(total, Ratio)
+        assert total.numerator.item() == pytest.approx(6 + 0.1 * 0.5 * 4)
+        assert total.denominator is loss.denominator
 
 
 @pytest.mark.parametrize("objective", [Classification(), LanguageModeling()])
@@ -51,14 +64,16 @@ def test_something_beside_the_output_is_not_dropped_in_silence(objective: Any) -
 
 def test_what_is_found_needs_no_targets_and_is_what_is_saved() -> None:
     inputs, labels = image_batch()
-    rows = Classification().predict(IDENTITY, (inputs, labels)).rows
+    rows = Classification().evaluate(IDENTITY, (inputs, labels)).rows
     found = Classification().infer(IDENTITY, inputs)
     assert found.keys() < rows.keys()
     assert all(torch.equal(found[name], rows[name]) for name in found)
 
 
 def test_metrics_compare_probabilities() -> None:
-    _, _, (predictions, targets) = Classification().compare(IDENTITY, image_batch())
+    compared = Classification().evaluate(IDENTITY, image_batch()).compared
+    assert compared is not None
+    predictions, targets = compared
     assert torch.allclose(predictions.sum(dim=1), torch.ones(12, dtype=torch.float64))
     assert len(targets) == 12
 
@@ -103,6 +118,110 @@ def test_an_output_that_is_not_known_is_refused_with_its_shapes() -> None:
         unwrap({"last_hidden_state": A})
 
 
-def test_a_loss_function_must_return_one_number() -> None:
-    with pytest.raises(ValueError, match="reduction='mean'"):
-        LossObjective(nn.CrossEntropyLoss(reduction="none")).loss(IDENTITY, image_batch())
+def test_as_objective_keeps_an_objective_and_wraps_a_loss() -> None:
+    objective = Classification()
+    assert as_objective(objective) is objective
+    assert isinstance(as_objective(nn.CrossEntropyLoss()), LossObjective)
+    assert isinstance(as_objective(F.mse_loss), LossObjective)
+
+
+def test_as_objective_says_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match="gave the class CrossEntropyLoss, not an instance"):
+        as_objective(nn.CrossEntropyLoss)
+    with pytest.raises(ConfigError, match="gave a int"):
+        as_objective(3)
+
+
+class Foreign:
+    """An objective that does not know this package."""
+
+    def __init__(self, share: float = 0.5) -> None:
+        self.share = share
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.share * F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+class ForeignModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(model(batch[0]) / self.temperature, batch[1])
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
+        return Evaluated({"right": model(batch[0]).argmax(1) == batch[1]})
+
+
+@dataclass(frozen=True)
+class Frozen:
+    share: float = 2.0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.share * F.cross_entropy(model(batch[0]), batch[1])
+
+
+class Slotted:
+    __slots__ = ("share",)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch[0]).mean()
+
+
+class Turning:
+    turns = {"a": ["a"], "b": ["b"]}  # noqa: RUF012
+
+    def loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
+        return model(batch[0]).mean() * (1 if turn == "a" else 2)
+
+
+def test_an_objective_of_another_class_gets_what_it_lacks() -> None:
+    batch = image_batch()
+    objective = as_objective(Foreign())
+    assert isinstance(objective, Objective) and isinstance(objective, Foreign) and type(objective).__name__ == "Foreign"
+    assert as_objective(objective) is objective
+    assert objective.goals == {"loss": "min"} and objective.unit == "sample"
+    expected = 0.5 * F.cross_entropy(*batch).item()
+    assert reported(objective, IDENTITY, batch) == {"loss": pytest.approx(expected)}
+    assert mean_loss(deepcopy(objective), IDENTITY, batch) == pytest.approx(expected)
+    assert objective.infer(IDENTITY, batch[0])["output"] is batch[0]
+    assert not isinstance(Foreign(), Objective)  # the class itself stays
+    assert mean_loss(as_objective(Frozen()), IDENTITY, batch) == pytest.approx(4 * expected)
+
+
+def test_a_module_of_another_class_keeps_its_parameters_names() -> None:
+    batch, objective = image_batch(), as_objective(ForeignModule())
+    assert isinstance(objective, nn.Module)
+    assert [name for name, _ in objective.named_parameters()] == ["temperature"] == list(objective.state_dict())
+    copy = deepcopy(objective)
+    assert isinstance(copy, Objective) and copy.temperature is not objective.temperature
+    assert mean_loss(copy, IDENTITY, batch) == pytest.approx(F.cross_entropy(*batch).item())
+    assert list(reported(copy, IDENTITY, batch)) == ["right"]
+
+
+def test_turns_of_another_class_are_evaluated_by_name() -> None:
+    batch, objective = image_batch(), as_objective(Turning())
+    assert isinstance(objective, TurnObjective) and objective.turns_at(3) == ["a", "b"]
+    mean = batch[0].mean().item()
+    assert reported(objective, IDENTITY, batch) == pytest.approx({"loss_a": mean, "loss_b": 2 * mean})
+
+
+def test_a_class_that_cannot_be_given_a_base_is_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"objective\._target_: gave a Slotted[\s\S]*ddp_train\.Objective"):
+        as_objective(Slotted())
+
+
+def test_a_loss_function_that_keeps_another_one_under_the_name_loss_is_a_loss_function() -> None:
+    class Wrapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss = nn.CrossEntropyLoss()
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            loss: Tensor = 2 * self.loss(outputs, targets)
+            return loss
+
+    batch, objective = image_batch(), as_objective(Wrapping())
+    assert isinstance(objective, LossObjective)
+    assert mean_loss(objective, IDENTITY, batch) == pytest.approx(2 * F.cross_entropy(*batch).item())

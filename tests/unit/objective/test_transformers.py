@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
+from ddp_train.interfaces.objective import loss_sum
 from ddp_train.objective.transformers import Transformers
+from tests.unit.objective.batches import mean_loss, reported
 
 
 class TinyForCausalLM(nn.Module):
@@ -51,32 +53,34 @@ def test_tokens_weigh_the_same_however_the_batch_is_split() -> None:
     assert objective.unit == "next_token"
     whole = {"input_ids": tokens, "labels": labels}
     parts = [{name: value[rows] for name, value in whole.items()} for rows in (slice(0, 2), slice(2, 6))]
-    assert sum(int(objective.weight(part)) for part in parts) == int(objective.weight(whole)) == 2 * 4 + 4 * 2
-    assert sum(objective.loss(model, part).item() for part in parts) == pytest.approx(objective.loss(model, whole).item())
-    metrics = objective.metrics({name: value.item() for name, value in objective.score(model, whole).items()})
-    assert metrics["loss"] == pytest.approx(model(**whole)["loss"].item())
+    assert loss_sum(objective, model, whole).num_units == 2 * 4 + 4 * 2
+    metrics, expected = reported(objective, model, *parts), pytest.approx(model(**whole)["loss"].item())
+    assert metrics["loss"] == expected
+    assert mean_loss(objective, model, *parts) == expected
     assert set(metrics) == {"loss", "perplexity"}
 
 
 def test_labels_that_are_all_ignored_cost_nothing() -> None:
     model = TinyForCausalLM()
     batch = {"input_ids": torch.zeros(2, 3, dtype=torch.int64), "labels": torch.full((2, 3), -100)}
-    assert met(model).loss(model, batch).item() == 0.0
+    total, num_units = loss_sum(met(model), model, batch)
+    assert total.item() == num_units == 0
+    total.backward()
+    assert not model.table.weight.grad.any()  # type: ignore[union-attr]
 
 
 def test_one_label_for_each_sample() -> None:
     model, objective = TinyForSequenceClassification(), met(TinyForSequenceClassification())
     batch = {"inputs": torch.eye(4)[[0, 1, 2]], "labels": torch.tensor([0, 1, 3])}
-    assert objective.weight(batch) == 3
-    metrics = objective.metrics({name: value.item() for name, value in objective.score(model, batch).items()})
-    assert metrics["accuracy"] == pytest.approx(2 / 3)
-    assert objective.predict(model, batch)[1]["prediction"].tolist() == [0, 1, 2]
+    assert loss_sum(objective, model, batch).num_units == 3
+    assert reported(objective, model, batch) == pytest.approx({"loss": model(**batch)["loss"].item(), "accuracy": 2 / 3})
+    assert objective.evaluate(model, batch).rows["prediction"].tolist() == [0, 1, 2]
 
 
 def test_what_cannot_be_known_is_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"objective\.unit"):
         met(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="with `labels`"):
-        Transformers(unit="sample").weight((torch.zeros(2), torch.zeros(2)))
+        Transformers(unit="sample").loss(Silent(), (torch.zeros(2), torch.zeros(2)))
     with pytest.raises(ConfigError, match="gives no loss"):
         Transformers(unit="sample").loss(Silent(), {"labels": torch.zeros(2)})
