@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddp_train.interfaces.batch import batch_size
 from ddp_train.interfaces.objective import evaluated, loss_sum
-from ddp_train.training.loop.evaluation import ValueTotals
+from ddp_train.training.parts.metric import ValueTotals
 
 IDENTITY = nn.Identity()  # the batch's inputs are the logits
 SPLITS = [[12], [6, 6], [1, 11], [5, 4, 3], [1] * 12]
