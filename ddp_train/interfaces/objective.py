@@ -81,7 +81,7 @@ class Objective(ObjectiveConstants, ABC):
     def metrics(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Return the metrics, from the means of `evaluate`'s values over all samples: numbers, and lists of them for columns.
 
-        By default the means. Override it for what is computed of means: a perplexity, a root. A mean of nothing is NaN.
+        By default the means. Override it for what is computed of means: a perplexity, a root. A mean of nothing is 0; in a list, NaN.
         """
         return means
 

@@ -3,6 +3,7 @@
 Shapes: B samples, K classes, H height, W width. Targets are int64 in [0, K), shape [B, H, W]; the batch's forms are those of supervised.py.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,7 +55,7 @@ class Segmentation(Supervised):
 
     def metrics(self, means: Mapping[str, Any]) -> dict[str, float]:
         """Return `mean_iou` (over the classes in labels or predictions), `accuracy` and `loss` (means over all pixels)."""
-        ious = [iou for iou in means["iou"] if iou == iou]
+        ious = [iou for iou in means["iou"] if not math.isnan(iou)]
         return {"mean_iou": sum(ious) / len(ious) if ious else 0.0, "accuracy": means["accuracy"], "loss": means["loss"]}
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:

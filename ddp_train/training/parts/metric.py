@@ -47,7 +47,9 @@ class ValueTotals:
                 self._counts[name] = self._counts.get(name, 0) + (denominator if counts else 0)
 
     def means(self, sums: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """Return the means over all ranks by name: a number, a list for columns; NaN where nothing counts. Collective as `sums` is.
+        """Return the means over all ranks by name: a number, 0 where nothing counts; for columns a list, with NaN there.
+
+        Collective as `sums` is.
 
         Integers are added as such, and stay exact.
         """
@@ -75,8 +77,9 @@ def _denominator(name: str) -> str:
 
 def _divide(total: Any, count: Any) -> Any:
     if isinstance(total, list):
-        return [_divide(*pair) for pair in zip(total, count if isinstance(count, list) else [count] * len(total), strict=True)]
-    return total / count if count else math.nan
+        counts = count if isinstance(count, list) else [count] * len(total)
+        return [part / number if number else math.nan for part, number in zip(total, counts, strict=True)]
+    return total / count if count else 0.0
 
 
 class KeptMetric:
