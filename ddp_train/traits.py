@@ -6,6 +6,7 @@ reads those of our classes from their source (`config/targets/locate.py`) and ne
 An object whose class does not inherit from one of our base classes is used as one of that base (`Adapted`), if it has what the base needs.
 """
 
+import functools
 import re
 from abc import ABCMeta
 from collections.abc import Mapping
@@ -151,6 +152,13 @@ class Adapted:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.wrapped,)
+
+
+def function_of(partial: Any) -> Any:
+    """Return the function of a `functools.partial`, which has none of its attributes; any other is itself."""
+    while isinstance(partial, functools.partial):
+        partial = partial.func
+    return partial
 
 
 def member_of(target: Any, name: str, default: Any = None) -> Any:

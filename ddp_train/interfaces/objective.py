@@ -38,6 +38,11 @@ class Ratio(NamedTuple):
     denominator: Tensor | int  # any shape; an int: as many for each sample, which spares one small all-reduce a step
     by_column: bool = False  # both are [B, K], and give K numbers: one for each class
 
+    def mean(self) -> Tensor:
+        """Return the mean of this batch alone, shape []; NaN where nothing counts."""
+        units = self.denominator
+        return self.numerator.sum() / (units.sum() if isinstance(units, Tensor) else units)
+
 
 Value = Tensor | Ratio
 

@@ -1,6 +1,7 @@
 """The base of objectives that compare a model's output with targets: batches of any form, auxiliary outputs.
 
-To change the loss, override `criterion`; for another task, `measure` and `goals` as well. `LossObjective` takes any loss function.
+To change the loss, override `criterion`; for another task, `measure` and `goals` as well.
+`LossObjective` takes any loss function, `StepObjective` any step.
 
 batch                          call
 (inputs, targets)              model(inputs)
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Batch, Evaluated, Objective, Ratio, Value
 from ddp_train.interfaces.batch import batch_size, call_model, describe
+from ddp_train.model_log import log
+from ddp_train.traits import function_of
 
 TARGETS = ("target", "targets", "label", "labels")  # names of the targets in a batch that is a dict
 IGNORE_NOTHING = -(2**31)  # an index that no target has: torch's own default, -100, would drop targets of -100
@@ -112,6 +115,31 @@ class LossObjective(nn.Module, Objective):
         model_outputs, targets = outputs_and_targets(model, batch)
         outputs = _bare(model_outputs)
         return self.loss_fn(outputs, targets), outputs
+
+
+class StepObjective(Objective):
+    """Adapt a function `step(model, batch)`: it returns the loss, or values by name, `loss` among them, each as `Objective.loss` does.
+
+    Of the others training logs the mean over a batch. An evaluation reports all. `step.goals` may say which way they are better.
+    """
+
+    def __init__(self, step: Callable[[nn.Module, Batch], Any]) -> None:
+        self._step = step
+        self.goals = getattr(function_of(step), "goals", self.goals)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Value:
+        values = self.evaluate(model, batch)
+        for name, value in values.items():
+            if name != "loss":
+                log(name, value.float().mean() if isinstance(value, Tensor) else value.mean())
+        return values["loss"]
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Value]:
+        result = self._step(model, batch)
+        values: Mapping[str, Value] = result if isinstance(result, Mapping) else {"loss": result}
+        if "loss" not in values:
+            raise TypeError(f"the step gives {describe(values)}, and no loss")
+        return values
 
 
 def _bare(outputs: Any) -> Any:

@@ -24,7 +24,7 @@ from ddp_train.interfaces import Callback, Goal, MetricWriter, Objective, Schedu
 from ddp_train.interfaces.run import WriterFacts, implements
 from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.loader.order import BatchOrder
-from ddp_train.objective.supervised import LossObjective
+from ddp_train.objective.supervised import LossObjective, StepObjective
 from ddp_train.optimizer.groups import Groups, parameter_groups
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.instantiate import instantiate
@@ -46,9 +46,10 @@ def as_objective(candidate: Any) -> Objective:
     if not isinstance(candidate, type) and (hasattr(type(candidate), "loss") or "loss" in getattr(candidate, "__dict__", {})):
         return _with_base(candidate)
     if callable(candidate) and not isinstance(candidate, type):
-        return LossObjective(candidate)
+        is_step = next(iter(inspect.signature(candidate).parameters), "") == "model"
+        return StepObjective(candidate) if is_step else LossObjective(candidate)
     kind_text = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
-    expected = "an objective (ddp_train.Objective) or a function loss_fn(outputs, targets)"
+    expected = "a ddp_train.Objective, a function step(model, batch), or one loss_fn(outputs, targets)"
     raise ConfigError(key="objective._target_", happened=f"gave {kind_text}", expected=expected)
 
 

@@ -10,7 +10,6 @@ Two kinds, both exact on any number of ranks, as every sample is evaluated once 
 Nothing here imports torchmetrics: a metric is known by what it offers.
 """
 
-import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Goal, Objective, Value
 from ddp_train.interfaces.batch import describe, map_tensors
 from ddp_train.interfaces.objective import value_sums
+from ddp_train.traits import function_of
 
 logger = logging.getLogger(__name__)
 
@@ -152,10 +152,7 @@ class FunctionMetric:
 
     def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
         self._function = function
-        named: Any = function
-        while isinstance(named, functools.partial):
-            named = named.func
-        self.goal: Goal | None = _goal(named)
+        self.goal: Goal | None = _goal(function_of(function))
         self._seen: list[tuple[Tensor, Tensor]] = []
 
     def reset(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddp_train import model_log
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Evaluated, Objective, Ratio, TurnObjective
 from ddp_train.objective.classification import Classification
@@ -225,3 +227,26 @@ def test_a_loss_function_that_keeps_another_one_under_the_name_loss_is_a_loss_fu
     batch, objective = image_batch(), as_objective(Wrapping())
     assert isinstance(objective, LossObjective)
     assert mean_loss(objective, IDENTITY, batch) == pytest.approx(2 * F.cross_entropy(*batch).item())
+
+
+def test_a_function_of_model_and_batch_is_a_step() -> None:
+    def step(model: nn.Module, batch: Batch, *, scale: float) -> dict[str, Any]:
+        logits = model(batch[0])
+        return {"loss": scale * F.cross_entropy(logits, batch[1]), "right": Ratio(logits.argmax(1) == batch[1], len(batch[1]))}
+
+    step.goals = {"right": "max"}  # type: ignore[attr-defined]
+    objective = as_objective(partial(step, scale=2.0))
+    assert objective.goals == {"right": "max"}
+    logged: dict[str, float] = {}
+    with model_log.taken_by(lambda name, value: logged.update({name: float(value)})):
+        loss = mean_loss(objective, IDENTITY, image_batch())
+    assert loss == pytest.approx(2 * F.cross_entropy(*image_batch()).item())
+    assert logged == pytest.approx({"right": reported(objective, IDENTITY, image_batch())["right"]})
+
+
+def test_a_step_without_a_loss_is_told_so() -> None:
+    def step(model: nn.Module, batch: Batch) -> dict[str, Any]:
+        return {"accuracy": model(batch[0]).sum(1)}
+
+    with pytest.raises(TypeError, match="and no loss"):
+        mean_loss(as_objective(step), IDENTITY, image_batch())
