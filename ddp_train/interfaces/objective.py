@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -180,12 +180,9 @@ def loss_sum(objective: Objective, model: nn.Module, batch: Batch, turn: str | N
 
     Raises ValueShapeError: the loss has another shape.
     """
-    if isinstance(objective, TurnObjective):
-        loss: Value = objective.loss(model, batch, turn or "")
-    else:
-        loss = objective.loss(model, batch)
+    loss: Value = objective.loss(model, batch) if turn is None else cast(TurnObjective, objective).loss(model, batch, turn)
     size = batch_size(batch)
-    if isinstance(loss, Ratio) and turn is None and not loss.by_column:
+    if isinstance(loss, Ratio) and turn is None and not loss.by_column:  # all turns of a step are divided by the same number
         units = loss.denominator
         return LossSum(_added(loss.numerator), units.sum() if isinstance(units, Tensor) else units)
     if isinstance(loss, Tensor) and loss.ndim == 0:
@@ -227,11 +224,11 @@ def value_sums(name: str, value: Value, size: int) -> tuple[Tensor, Tensor | int
         return value.double() * size, size
     if isinstance(value, Tensor) and value.shape == (size,):
         return _exact(value, None), size
-    raise ValueShapeError(f"evaluate gives {describe(value)} as {name!r} for {size} samples, and not {_forms(size)}")
+    raise ValueShapeError(f"evaluate gives {describe(value)} as {name!r} for {size} samples, and not {_forms(size, has_ratio=True)}")
 
 
-def _forms(size: int) -> str:
-    return f"one value for each, [{size}], their mean, [], or a Ratio"
+def _forms(size: int, *, has_ratio: bool) -> str:
+    return f"one value for each, [{size}], {'their mean, [], or a Ratio' if has_ratio else 'or their mean, []'}"
 
 
 def _exact(values: Tensor, dim: int | None) -> Tensor:
