@@ -467,7 +467,7 @@ def test_slots_are_filled_as_they_become_free(monkeypatch: pytest.MonkeyPatch, t
 def test_a_wrong_sweep_is_refused_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    monkeypatch.setattr(devices, "ask_driver", lambda: devices.GpuInventory(gpus=(devices.Gpu(uuid="GPU-a"), devices.Gpu(uuid="GPU-b"))))
+    monkeypatch.setattr(devices, "ask_driver", lambda: devices.GpuInventory(gpus=("NVIDIA H100", "NVIDIA H100")))
     code, seen = sweep(monkeypatch, tmp_path, "-m", *arguments, "cluster.processes_per_node=1")
     assert (code, seen) == (2, [])
     assert said in capsys.readouterr().err

@@ -100,7 +100,7 @@ def collect(
     problems += interface_problems(environment, network.interfaces(), uses_gpu=device == "cuda")
     gpus = devices.gpus() if device == "cuda" else []
     inventory = devices.ask_driver() or devices.GpuInventory()
-    kinds = " and ".join(sorted({gpu.name for gpu in inventory.gpus if gpu.name})) if inventory.gpus else "cuda"
+    kinds = " and ".join(sorted(set(inventory.gpus))) if inventory.gpus else "cuda"
     return NodeFacts(
         host=socket.gethostname(),
         launch_id=rendezvous.launch_id,
