@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -47,17 +46,6 @@ def test_a_healthy_machine_is_told_quickly_and_survives_a_journey(tmp_path: Path
     assert found is not None and found.sizes == {"a.bin": 1}
     assert facts.versions["torch"].startswith("2.")
     assert (facts.device, facts.driver) == ("cpu", "")
-
-
-def test_a_file_is_for_one_reader_and_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    facts = told()
-    path = facts.to_file()
-    assert path is not None and Path(path).stat().st_mode & 0o077 == 0
-    assert NodeFacts.pop_file(path) == facts
-    assert NodeFacts.pop_file(path) is None
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    assert facts.to_file() is None
 
 
 def test_keys_of_the_config_come_with_their_values_and_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
