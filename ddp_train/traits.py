@@ -12,7 +12,7 @@ from abc import ABCMeta
 from collections.abc import Mapping
 from inspect import get_annotations
 from types import MemberDescriptorType
-from typing import Any, ClassVar, Literal, TypedDict, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from ddp_train.errors import ConfigError
 
@@ -28,12 +28,6 @@ class Constants:
     argument_ranges: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # argument -> its bounds: `min`, `above` and `below`
 
 
-class NeedsGpu(TypedDict):
-    value: object  # what GPUs alone allow
-    on_cpu: str  # what a CPU does: the value for it comes first
-    why: str  # goes on after "is VALUE, "
-
-
 class StrategyConstants(Constants):
     shards_parameters: bool = False  # each forward is a collective, backward gives final gradients; `prepare` takes rank 0's values
     shards_optimizer: bool = False  # the optimizer steps some rows of each parameter: it must not need whole matrices
@@ -44,9 +38,7 @@ class StrategyConstants(Constants):
     refuses_accumulation: tuple[str, ...] = ()  # arguments that must be false where a step has several micro-batches
     divides_ranks: tuple[str, ...] = ()  # arguments whose number must divide that of the ranks
     offloads: tuple[str, ...] = ()  # arguments that move what is trained to the host's memory: refused on a CPU and with steps in backward
-    needs_gpu: ClassVar[Mapping[str, NeedsGpu]] = {}  # argument -> the `value` that GPUs alone allow, the ones `on_cpu`, and `why`
     gradients_stay_with: ClassVar[Mapping[str, bool]] = {}  # argument -> the value with which gradients stay in place; {}: they never do
-    period_argument: str = ""  # with `weights_are_per_rank`: the argument for the number of steps between two synchronisations
 
 
 class OptimizerConstants(Constants):

@@ -46,7 +46,7 @@ def this_machine() -> ArchivedRun:
     """Return a run that would be here, of which only the environment is known, as far as it is before ranks start."""
     facts, driver = software(), ask_driver()
     here = ArchivedRun(Path("this machine"))
-    devices = [f"cpu ({platform.machine()})", *(f"cuda:{index} ({gpu.name})" for index, gpu in enumerate(driver.gpus if driver else ()))]
+    devices = [f"cpu ({platform.machine()})", *(f"cuda:{index} ({name})" for index, name in enumerate(driver.gpus if driver else ()))]
     versions = {"ddp_train": __version__, "torch": facts["packages"].get("torch")}
     here.environment = {**facts, **versions, "ranks": [{"device": device} for device in devices]}
     return here

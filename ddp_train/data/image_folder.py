@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any, BinaryIO, Literal
 
@@ -12,12 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from ddp_train.data.images.image_array import EncodedImages, ImageArray
-from ddp_train.errors import DataError
+from ddp_train.errors import DataError, join_few
 from ddp_train.hashing import Keys, fingerprint_of, hash_of
 from ddp_train.interfaces import Indices, Pixels
 
-_HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation
-_MAX_FOLDERS = 10  # in a message
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
@@ -105,14 +102,10 @@ class _Files(EncodedImages):
 
 
 def _require_split(root: str, split: str) -> None:
-    if not split or os.path.isdir(os.path.join(root, split)) or not os.path.isdir(root):
-        return
-    folders = _folders_in(root)
-    held_out = [name for name in _HELD_OUT if name in folders] if split in _HELD_OUT else []
-    close = next(iter(held_out or get_close_matches(split, folders, n=1)), "")
-    happened = f"is {split!r}, and {os.path.abspath(root)} has no such folder"
-    expected = f"one of {', '.join(folders[:_MAX_FOLDERS])}" if folders else "a folder with one folder of images per class"
-    raise DataError(key="data.split", happened=happened, expected=expected, fix=f"data.split={close}" if close else "")
+    if split and os.path.isdir(root) and not os.path.isdir(os.path.join(root, split)):
+        happened = f"is {split!r}, and {os.path.abspath(root)} has no such folder"
+        expected = join_few(_folders_in(root)) or "a folder with one folder of images per class"
+        raise DataError(key="data.split", happened=happened, expected=expected, fix="data.split=FOLDER_IN_IT")
 
 
 def _list_images(folder: str, labelled: bool) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:

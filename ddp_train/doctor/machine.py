@@ -106,9 +106,11 @@ class Examination:
     def examine(self) -> MachineReport:
         """Examine this machine, write its file into the run's folder, and listen for the others."""
         # The node program's facts: from its own command line, and its own `cluster.env`.
-        reported = NodeFacts.pop_file(os.environ[process_env.FACTS]) if process_env.FACTS in os.environ else None
-        here = Rendezvous(min_nodes=self._count, max_nodes=self._count, node_rank=self._number)
-        facts = reported or collect(self._job.config, here, processes=process_env.local_world_size())
+        if process_env.FACTS in os.environ:
+            facts = NodeFacts.from_json(Path(os.environ[process_env.FACTS]).read_text("utf-8"))
+        else:
+            here = Rendezvous(min_nodes=self._count, max_nodes=self._count, node_rank=self._number)
+            facts = collect(self._job.config, here, processes=process_env.local_world_size())
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         write_error = _refusal(partial(self._file_of(self._number).write_bytes, bytes(_WRITTEN_BYTES)))
         free = _file_system(self._job.run_folder.root)

@@ -22,7 +22,7 @@ from ddp_train.launch.source_copy import Code
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import newest_record
-from ddp_train.run_folder.verdict import RESULT_VISIBLE_WITHIN_S, Outcome, mark_cancelled, verdict_after_end, verdict_of
+from ddp_train.run_folder.verdict import Outcome, mark_cancelled, verdict_after_end, verdict_of
 from ddp_train.system.folder_lock import unlock_all
 
 _ASK_EVERY_S = 10.0  # whether a job has ended; SLURM is shared by many who ask
@@ -159,7 +159,6 @@ class _EngineJob:
         self._next_ask_at = 0.0
         self._asked_at = 0.0
         self._next_stop_at = 0.0
-        self._ended_at = 0.0
         self._printed = ""  # the last error
         self._begin()
 
@@ -174,7 +173,7 @@ class _EngineJob:
         if self._id is None:
             self._begin()
         elif self._has_ended(self._id):
-            return self._end_of(run_folder)
+            return verdict_after_end(run_folder)[1]
         return None
 
     def _begin(self) -> None:
@@ -203,16 +202,6 @@ class _EngineJob:
             return engine_of(self._job.config.cluster.launcher).state(id).stage is Stage.ENDED
         except EnvironmentRefuses:  # a controller that is being restarted
             return False
-
-    def _end_of(self, run_folder: RunFolder) -> int | None:
-        """Return the exit code of a run that the engine has no more; None while its last word may still be on its way."""
-        now = time.monotonic()
-        self._ended_at = self._ended_at or now
-        verdict, code = verdict_after_end(run_folder, within_s=0.0)
-        if verdict.outcome is Outcome.AGAIN and not run_folder.result.exists() and now < self._ended_at + RESULT_VISIBLE_WITHIN_S:
-            self._next_ask_at = now + _ASK_SOON_S
-            return None
-        return code
 
     def _pass_on(self) -> int | None:
         """Tell the engine what this process was told; return an exit code where that is the end of it here."""

@@ -1,6 +1,6 @@
 """Which parameters get which rate and decay: `optimizer.groups`, `optimizer.layer_decay`, and no decay for biases and norms.
 
-A saved state of an optimizer is compared with it, split as its groups are, and loaded; so is the schedule of its groups.
+A saved state of an optimizer is compared with it, and loaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,6 @@ REST = "rest"  # the group of all other parameters
 Groups = Mapping[str, Mapping[str, Any]]
 """Name -> `match` (one pattern or several for `matching`), `freeze`, and arguments of the optimizer that differ in this group."""
 _CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
-_PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums")  # in the state of torch's schedulers
 
 
 def freeze(trained_module: nn.Module, groups: Groups) -> None:
@@ -176,7 +175,7 @@ def compare_optimizer(optimizer: Optimizer, module: nn.Module, saved: Mapping[st
     if (present := saved_class(optimizer)) != kind:
         return [f"the optimizer was {kind}, and is {present}"]
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    saved_sizes = [len(group["params"]) for group in regrouped(optimizer, saved)]
+    saved_sizes = [len(group["params"]) for group in saved["param_groups"]]
     if sizes != saved_sizes:
         return [f"the optimizer's groups had {saved_sizes} parameters, and have {sizes}"]
     pairs = zip(parameter_names(optimizer, module), names, strict=True)
@@ -184,35 +183,8 @@ def compare_optimizer(optimizer: Optimizer, module: nn.Module, saved: Mapping[st
     return [f"the optimizer had the parameters in another order: {other[1]} where {other[0]} is now"] if other else []
 
 
-def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parameter groups of an optimizer's saved state, split as the optimizer's groups are.
-
-    Without weight decay there is one group instead of two (`split_by_decay`), of the same parameters in the same order. Groups that differ
-    in more are returned as they are.
-    """
-    numbers = [(number, group) for group in saved["param_groups"] for number in group["params"]]
-    groups: list[dict[str, Any]] = []
-    for target in optimizer.param_groups:
-        members, numbers = numbers[: len(target["params"])], numbers[len(target["params"]) :]
-        sources = [group for _, group in members]
-        settings = [{key: value for key, value in group.items() if key not in ("params", "weight_decay")} for group in sources]
-        if not sources or sources[0].keys() != target.keys() or any(other != settings[0] for other in settings):
-            return list(saved["param_groups"])
-        groups.append({**sources[0], "params": [number for number, _ in members]})
-    return list(saved["param_groups"]) if numbers else groups
-
-
-def regrouped_schedule(state: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> Any:
-    """Return a scheduler's saved state with a value for each of the optimizer's groups, where their number has changed."""
-    saved_groups = saved["param_groups"]
-    firsts = [group["params"][0] for group in regrouped(optimizer, saved)]
-    sources = [next(index for index, group in enumerate(saved_groups) if first in group["params"]) for first in firsts]
-    return state if len(sources) == len(saved_groups) else _select_groups(state, sources, len(saved_groups))
-
-
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
     """Load an optimizer's state in the types that it was saved in. Where the config differs it wins, and a line is returned for each."""
-    saved = {**saved, "param_groups": regrouped(optimizer, saved)}
     differences, groups = [], optimizer.param_groups
     configured = [{key: group[key] for key in _CONFIGURED if key in group} for group in groups]
     for number, (settings, group) in enumerate(zip(configured, saved["param_groups"], strict=True)):
@@ -235,15 +207,3 @@ def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
                 # Files are contiguous; a fused kernel needs the strides of the parameter (`precision.channels_last`).
                 loaded[key] = torch.empty_like(parameter, dtype=loaded[key].dtype, requires_grad=False).copy_(loaded[key])
     return differences
-
-
-def _select_groups(state: Any, sources: list[int], size: int) -> Any:
-    """Return a scheduler's state with the values of the groups `sources` in every list that has one for each of `size` groups."""
-    if isinstance(state, Mapping):
-        return {
-            key: [value[source] for source in sources]
-            if key in _PER_GROUP and isinstance(value, list) and len(value) == size
-            else _select_groups(value, sources, size)
-            for key, value in state.items()
-        }
-    return [_select_groups(inner, sources, size) for inner in state] if isinstance(state, list) else state

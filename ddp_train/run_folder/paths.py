@@ -1,4 +1,4 @@
-"""Every path of a run, and the file that asks it for a profile. The composing process writes the config before any rank exists."""
+"""Every path of a run. The composing process writes the config before any rank exists."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status
-from ddp_train.system.files import create_json, earlier_copy, write_atomic
+from ddp_train.system.files import earlier_copy, write_atomic
 
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"  # in the folder of a checkpoint
 _STEP_FOLDER = re.compile(r"step_\d{8,12}")
-KINDS = ("trace", "memory")
 SWEEP_FILE = "sweep.json"  # in the folder of a sweep (`run_folder.sweep`)
 
 
@@ -58,7 +57,7 @@ class RunFolder:
         self.batches = self.logs / "batches"  # how far an evaluation is (`run_folder.progress`)
         self.checkpoints = self.root / "checkpoints"
         self.profile = self.root / "profile"  # recordings of a step's time or memory
-        self.profile_request = self.root / "profile.request"  # asks for a recording (`ProfileRequest`)
+        self.profile_request = self.root / "profile.request"  # asks for a recording (`training/profile.py`)
         self.compiled = self.root / "compiled"  # torch.compile's cache; the jobs of a sweep have one in the sweep's folder
         self.predictions = self.root / "predictions"
         self.evaluations = self.root / "evaluations"  # later ones of the run's checkpoints, each in a folder like this one
@@ -167,38 +166,3 @@ class RunFolder:
     def resume_command(self) -> str:
         """Return the command that continues the run, or the sweep in this folder, as it can be pasted."""
         return f"ddp-train resume {shlex.quote(self.as_typed())}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileRequest:
-    """A request to record steps. None: the value of the run's section `profile`."""
-
-    kind: str | None = None  # trace | memory
-    steps: int | None = None
-    ranks: list[int] | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in (None, *KINDS):
-            raise ValueError(f"kind is {self.kind!r}, not {' or '.join(KINDS)}")
-        if self.steps is not None and not (type(self.steps) is int and self.steps >= 1):
-            raise ValueError(f"steps is {self.steps!r}, not a number of at least 1")
-        is_list = isinstance(self.ranks, list) and self.ranks and all(type(rank) is int and rank >= 0 for rank in self.ranks)
-        if self.ranks is not None and not is_list:
-            raise ValueError(f"ranks is {self.ranks!r}, not a list of numbers from 0")
-
-    def put(self, run_folder: RunFolder) -> bool:
-        """Write the request into a run's folder; return False if an earlier request still waits."""
-        return create_json(run_folder.profile_request, {name: value for name, value in vars(self).items() if value is not None})
-
-    @classmethod
-    def pop(cls, run_folder: RunFolder) -> ProfileRequest:
-        """Read the request and remove it. An empty file, as `touch` makes it, stands for the section `profile`.
-
-        Raises OSError: it is gone or cannot be removed. ValueError: it is no request.
-        """
-        text = run_folder.profile_request.read_text()
-        run_folder.profile_request.unlink()
-        content: Any = json.loads(text) if text.strip() else {}
-        if not isinstance(content, dict) or not content.keys() <= cls.__dataclass_fields__.keys():
-            raise ValueError(f"not an object of {', '.join(cls.__dataclass_fields__)}")
-        return cls(**content)

@@ -1,7 +1,7 @@
 """Data parallelism with a full copy of the model on every rank."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_train.errors import ConfigError, conflict, join_few
 from ddp_train.interfaces import ExchangeClock, Strategy
 from ddp_train.interfaces.parameters import named_parameters
-from ddp_train.traits import NeedsGpu
 
 
 class DDP(Strategy):
@@ -36,10 +35,6 @@ class DDP(Strategy):
     exchange_is_timed = True
     refuses_accumulation = ("static_graph",)  # pytorch issue 143580
     gradients_stay_with: ClassVar = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
-    needs_gpu: ClassVar[Mapping[str, NeedsGpu]] = {
-        "sync_batchnorm": {"value": True, "on_cpu": "false", "why": "and torch's SyncBatchNorm computes on GPUs alone"},
-        "reduce_dtype": {"value": "bfloat16", "on_cpu": "null or float16", "why": "in which torch's DDP reduces on GPUs alone"},
-    }
 
     def __init__(
         self,

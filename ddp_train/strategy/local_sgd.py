@@ -33,7 +33,6 @@ class LocalSGD(Strategy):
     weights_are_per_rank = True
     exchange_is_timed = True  # nothing is exchanged within backward
     refuses_loss_scale = "with strategy=local_sgd each rank would skip steps by its own loss scale"
-    period_argument = "every_steps"
     argument_ranges: ClassVar = {"every_steps": {"min": 1}, "outer_lr": {"above": 0}, "outer_momentum": {"min": 0, "below": 1}}
 
     def __init__(self, *, every_steps: int = 20, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:

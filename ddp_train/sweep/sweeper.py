@@ -26,7 +26,6 @@ from ddp_train.run_folder.paths import is_sweep
 from ddp_train.run_folder.sweep import GOALS, Sweep
 
 _ENQUEUED_AGAIN = "suggested again after a stop"  # an attribute of a trial of Optuna's
-_MAX_FILES = 10_000  # below a folder of YAML; a folder with more holds data
 
 
 def swept_keys(base: DictConfig) -> list[str]:
@@ -98,22 +97,19 @@ def _copy_yaml(path: str, copied: Path) -> str:
         scheme, original = "file", path
     if scheme != "file" or not Path(original).is_dir() or str(copied) == original:
         return path
+    if copied.is_relative_to(original):
+        print(f"{original} has the sweep below it, so it is not copied: do not edit its YAML while the sweep runs", file=sys.stderr)
+        return path
     if not copied.exists():
-        files = list(itertools.islice(Path(original).rglob("*"), _MAX_FILES + 1))
-        if copied.is_relative_to(original) or len(files) > _MAX_FILES:
-            why = "has too many files" if len(files) > _MAX_FILES else "has the sweep below it"
-            print(f"{original} {why}, so it is not copied: do not edit its YAML while the sweep runs", file=sys.stderr)
-            return path
         unfinished = copied.with_name(f".{copied.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
-        for file in files:
-            if file.suffix in (".yaml", ".yml"):
-                target = unfinished / file.relative_to(original)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target)
-        unfinished.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(original, unfinished, ignore=_all_but_yaml)
         unfinished.rename(copied)
     return f"file://{copied}"
+
+
+def _all_but_yaml(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if not name.endswith((".yaml", ".yml")) and not Path(folder, name).is_dir()]
 
 
 def prepare_optuna(composed: DictConfig, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Record some steps with torch's profiler or CUDA's memory history, and print a table on one screen.
 
-The section `profile` asks for one recording, and a file in the run's folder for others. Steps are counted from this start of the run.
+The section `profile` asks for one recording, and the file profile.request in the run's folder for another one, as the section says. Steps
+are counted from this start of the run.
 Without a recording to come, nothing is called in a step. At log steps rank 0 looks for the file; the others learn of it from the reduction
 that a log step makes anyway.
 """
@@ -10,9 +11,8 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 
 from ddp_train.config.schema import ProfileConfig
 from ddp_train.distributed.world import World
-from ddp_train.run_folder.paths import ProfileRequest, RunFolder
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Part, Phase, Phases
 from ddp_train.training.loop.hooks import Hooks, RunRequest, StepWatch
@@ -33,7 +33,6 @@ _PHASES = (Phase.DATA, Phase.EVALUATION, Phase.SAVE)
 _MARKS = (Phase.DATA, Part.FORWARD, Part.BACKWARD, Part.COMMUNICATION, Part.OPTIMIZER, Phase.EVALUATION, Phase.SAVE)
 """What a trace names (`TraceMarks`): the phases around a step, and the parts of a step."""
 
-_ROWS, _WIDTH = 12, 56  # of operators; characters of a name
 _STEP = "ProfilerStep"
 _COLLECTIVES = ("gloo:", "nccl:")  # prefixes of their events on the host
 _KERNELS = "nccl"  # prefix of their kernels on a GPU
@@ -58,7 +57,7 @@ class Profiler:
     """Records some steps of a run on the chosen ranks. Steps that cannot be recorded or written give a warning, and end no run.
 
     Args:
-        config: the section `profile`; also the defaults of a request.
+        config: the section `profile`.
     """
 
     def __init__(self, config: ProfileConfig, world: World, run_folder: RunFolder, phases: Phases, step_marks: StepMarks) -> None:
@@ -67,7 +66,7 @@ class Profiler:
         self._marks = TraceMarks(step_marks, phases)
         self._steps_since_request = 0  # since this start, or since the request, while a recording is to come
         self._recording: Trace | Allocations | None = None
-        self._plan = None if config.kind == "off" else self._plan_for(config.kind, config.start_step, config.steps, config.ranks)
+        self._plan = None if config.kind == "off" else self._plan_after(config.start_step)
         self._watch = StepWatch(begin_step=self.begin_step, is_on=self._plan is not None)
 
     def hooks(self) -> Hooks:
@@ -96,22 +95,17 @@ class Profiler:
         return self._world.is_main and os.path.exists(self._run_folder.profile_request)  # which never raises
 
     def plan_requested(self, step: int) -> None:
-        """Plan the recording that was requested. Collective."""
-        request, problem = self._world.from_main(self._read)
-        ranks = [rank for rank in ((request and request.ranks) or self._config.ranks) if rank < self._world.size]
-        if request is not None and self._plan is not None:
-            problem = "another profile is scheduled already"
-        elif not ranks:
-            problem = f"the run has ranks 0 to {self._world.size - 1}"
-        if request is None or problem:
-            self._world.print(f"profile.request is ignored: {problem}")
+        """Plan the recording that was requested. Every rank calls it."""
+        with suppress(OSError):  # it is gone already, say
+            self._run_folder.profile_request.unlink()
+        if self._plan is not None:
+            self._world.print("profile.request is ignored: another profile is scheduled already")
             return
-        kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
         self._steps_since_request = 0
-        self._plan = self._plan_for(kind, 1, request.steps or self._config.steps, ranks)
+        self._plan = self._plan_after(1)
         self._watch.is_on = True
-        steps = f"steps {step + 2} to {step + 1 + self._plan.steps}"
-        self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.as_typed()}/profile")
+        steps, ranks = f"steps {step + 2} to {step + 1 + self._plan.steps}", ", ".join(map(str, self._plan.ranks))
+        self._world.print(f"profile  {steps} are recorded on rank {ranks}: {self._run_folder.as_typed()}/profile")
 
     def close(self) -> None:
         """Called after the last step."""
@@ -120,22 +114,16 @@ class Profiler:
             taken = f"the run took {self._steps_since_request} steps, and {plan.first} come before the window"
             self._world.print(f"profile  nothing was recorded: {taken}")
         self._end()
-        if self.is_requested():
-            self._run_folder.profile_request.unlink(missing_ok=True)
-            self._world.print("profile.request came too late: the run has taken its last step")
 
-    def _plan_for(self, kind: str, first: int, steps: int, ranks: Sequence[int]) -> _ProfilePlan:
-        return _ProfilePlan("allocations" if kind == "memory" and self._world.device.type == "cuda" else kind, first, steps, ranks)
-
-    def _read(self) -> tuple[ProfileRequest | None, str]:
-        try:
-            return ProfileRequest.pop(self._run_folder), ""
-        except (OSError, ValueError) as error:
-            return None, str(error)
+    def _plan_after(self, first: int) -> _ProfilePlan:
+        kind: str = self._config.kind if self._config.kind != "off" else "trace"
+        if kind == "memory" and self._world.device.type == "cuda":
+            kind = "allocations"
+        return _ProfilePlan(kind, first, self._config.steps, self._config.ranks)
 
     def _begin(self, plan: _ProfilePlan, step: int) -> None:
         first = step + 1 + plan.first - plan.begins
-        path = _unused(self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{first - 1:06d}")
+        path = self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{first - 1:06d}"
         try:
             if plan.kind == "allocations":
                 self._recording = Allocations(path, self._world.device)
@@ -214,7 +202,10 @@ class Trace:
     """
 
     def __init__(self, path: Path, device: torch.device, *, step: int, first: int, has_memory: bool) -> None:
-        self.path, self._has_memory = path, has_memory
+        self.path = path
+        self._sort_by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+        if has_memory:
+            self._sort_by = "self_cpu_memory_usage"
 
         def schedule(step: int) -> Any:
             return ProfilerAction.WARMUP if step < first else ProfilerAction.RECORD
@@ -239,9 +230,9 @@ class Trace:
             return ""
         with appears_whole(self.path.with_name(f"{self.path.name}.pt.trace.json.gz")) as file:
             self._profile.export_chrome_trace(str(file))
-        if self._has_memory:
-            return str(self._profile.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=12, max_name_column_width=40))
-        return table(self._profile.events())
+        averages = self._profile.key_averages()
+        averages[:] = [average for average in averages if not average.is_user_annotation]  # `table` tells those of ours
+        return table(self._profile.events(), averages.table(sort_by=self._sort_by, row_limit=12, max_name_column_width=40))
 
 
 class Allocations:
@@ -261,46 +252,25 @@ class Allocations:
         return torch.cuda.memory_summary(self._device, abbreviated=True)
 
 
-def _unused(path: Path) -> Path:
-    """Return the first of NAME, NAME_2, ... that no file has: after a restart a run may record the same step again."""
-    names = (path.with_name(f"{path.name}_{number}") if number > 1 else path for number in count(1))
-    return next(name for name in names if not any(path.parent.glob(f"{name.name}[._][!0-9]*")))
+def table(events: Sequence[Any], operators: str) -> str:
+    """Return the table of some steps: the time of their parts, torch's table of their operators, and the time of communication.
 
-
-def table(events: Sequence[Any]) -> str:
-    """Return the table of torch's events of some steps (`profile.events()`)."""
+    `events`: torch's, of these steps (`profile.events()`).
+    """
     on_host = [event for event in events if event.device_type.name == "CPU"]
     steps = [event for event in on_host if event.name.startswith(_STEP)]
     num_steps = len(steps) or 1
-    lines = [f"{num_steps} steps, {covered_ms(steps) / num_steps:.3f} ms each, ms a step:"]
     parts = {part: covered_ms(event for event in on_host if event.name == part) for part in _MARKS}
-    lines.append("  " + "  ".join(f"{part} {ms / num_steps:.3f}" for part, ms in parts.items() if ms))
-    return "\n".join([*lines, "", *_operators(on_host, num_steps), "", _communication(events, num_steps)])
-
-
-def _operators(events: Iterable[Any], num_steps: int) -> list[str]:
-    """Return the lines of the slowest operators, by their own time, without that of the operators that they call."""
-    totals: dict[str, list[float]] = {}  # by name: calls, ms on the host, ms on the device
-    for event in events:
-        if not (event.is_async or event.name == "[memory]" or getattr(event, "is_user_annotation", False)):
-            total = totals.setdefault(event.name, [0.0, 0.0, 0.0])
-            for column, value in enumerate((1.0, event.self_cpu_time_total / 1e3, event.self_device_time_total / 1e3)):
-                total[column] += value / num_steps
-    clocks = ["host", "GPU"] if any(device for _, _, device in totals.values()) else ["host"]  # sorted by the last one
-    total_ms = sum(total[len(clocks)] for total in totals.values()) or 1.0
     lines = [
-        f"operators by their own {clocks[-1]} time, without what they call, a step:",
-        _row("operator", "calls", *(f"{clock} ms" for clock in clocks), "share"),
+        f"{num_steps} steps, {covered_ms(steps) / num_steps:.3f} ms each, ms a step:",
+        "  " + "  ".join(f"{part} {ms / num_steps:.3f}" for part, ms in parts.items() if ms),
+        "",
+        f"operators in all {num_steps} steps:",
+        operators.rstrip(),
+        "",
+        _communication(events, num_steps),
     ]
-    for name, (calls, *ms) in sorted(totals.items(), key=lambda item: -item[1][len(clocks)])[:_ROWS]:
-        ms = ms[: len(clocks)]
-        lines.append(_row(name, f"{calls:g}", *(f"{time_ms:.3f}" for time_ms in ms), f"{ms[-1] / total_ms:.1%}"))
-    return lines
-
-
-def _row(name: str, *values: str) -> str:
-    name = name if len(name) <= _WIDTH else f"{name[: _WIDTH - 3]}..."
-    return f"{name:<{_WIDTH}}" + "".join(f"  {value:>9}" for value in values)
+    return "\n".join(lines)
 
 
 def _communication(events: Iterable[Any], num_steps: int) -> str:

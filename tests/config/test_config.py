@@ -229,7 +229,6 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["strategy=fsdp", "strategy.cpu_offload=true", "cluster=cpu"], "strategy.cpu_offload", "strategy.cpu_offload=false"),
         (["activation_checkpointing.every=2"], "activation_checkpointing.every", "activation_checkpointing.blocks=auto"),
         (["activation_checkpointing.blocks=Block"], "activation_checkpointing.blocks", "[Block]"),
-        (["compile=max_autotune", "compile.backend=eager"], "compile.mode", "compile=default"),
         (["compile=max_autotune", "strategy=fsdp", "cluster=cpu"], "compile.mode", "max-autotune-no-cudagraphs"),
         (
             ["compile=reduce_overhead", "trainer.grad_accum_steps=2", "cluster=cpu", "cluster.processes_per_node=1"],
@@ -468,7 +467,7 @@ def test_slots_are_filled_as_they_become_free(monkeypatch: pytest.MonkeyPatch, t
 def test_a_wrong_sweep_is_refused_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    monkeypatch.setattr(devices, "ask_driver", lambda: devices.GpuInventory(gpus=(devices.Gpu(uuid="GPU-a"), devices.Gpu(uuid="GPU-b"))))
+    monkeypatch.setattr(devices, "ask_driver", lambda: devices.GpuInventory(gpus=("NVIDIA H100", "NVIDIA H100")))
     code, seen = sweep(monkeypatch, tmp_path, "-m", *arguments, "cluster.processes_per_node=1")
     assert (code, seen) == (2, [])
     assert said in capsys.readouterr().err

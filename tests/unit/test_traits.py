@@ -49,7 +49,7 @@ def test_a_class_needs_whole_matrices_by_its_name_its_bases_or_its_own_word() ->
 def test_constants_are_the_classes_own_and_the_defaults_of_those_that_it_lacks() -> None:
     of_zero1, of_own = (constants_of(kind, StrategyConstants) for kind in (Zero1, Own))
     assert (of_zero1.shards_optimizer, of_zero1.has_buckets, of_zero1.shards_parameters) == (True, True, False)
-    assert (of_own.shards_optimizer, of_own.needs_gpu, StrategyConstants.shards_optimizer) == (False, {}, False)
+    assert (of_own.shards_optimizer, of_own.offloads, StrategyConstants.shards_optimizer) == (False, (), False)
 
 
 class Slow(torch.optim.Adafactor):

@@ -26,7 +26,6 @@ COMMANDS = {
     "reproduce": Command("reproduce", "reproduce", overrides="values"),
     "verify": Command("verify", "verify"),
     "logs": Command("status", "show_logs", "LOGS_USAGE"),
-    "profile": Command("profile", "profile"),
     "cancel": Command("cancel", "cancel"),
     "verdict": Command("status", "show_verdict", "VERDICT_USAGE"),
     "doctor": Command("doctor", "examine", overrides="all", reads_yaml=True, starts_ranks=True),

@@ -175,14 +175,6 @@ def check_activation_checkpointing(config: PartialConfig) -> Iterator[ConfigErro
             yield conflict(f"activation_checkpointing.{name}", happened, without, expected=expected)
 
 
-def check_compile(config: PartialConfig) -> Iterator[ConfigError]:
-    mode, backend = config.compile.mode, config.compile.backend
-    if mode not in (None, "default") and backend != "inductor":
-        happened = f"is {mode}, and compile.backend is {backend}"
-        expected = "default: the other modes are inductor's"
-        yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix="compile=default, or compile.backend=inductor")
-
-
 def check_machines(config: PartialConfig) -> Iterator[ConfigError]:
     """Check where the machines meet, on each of them, how long they have, and what their processes' environment is to be."""
     cluster = config.cluster

@@ -8,7 +8,6 @@ from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.targets.locate import class_constants, class_of
 from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, conflict, plural
-from ddp_train.system import devices
 from ddp_train.traits import ObjectiveConstants, StrategyConstants, needs_whole_matrices, steps_parameters_alone, whole_matrices_error
 
 _WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -103,25 +102,3 @@ def check_loss_scale(config: PartialConfig) -> Iterator[ConfigError]:
     why = class_constants(config.strategy, StrategyConstants).refuses_loss_scale
     if why and config.batch.world_size > 1 and config.amp.get("dtype") == "float16":
         yield ConfigError(key="amp.dtype", happened=f"is float16, and {why}", expected="a type that needs no loss scale", fix="amp=bf16")
-
-
-def check_synchronisation_period(config: PartialConfig) -> Iterator[ConfigError]:
-    """Refuse to synchronise the ranks' weights after every step where that costs as much as DDP and learns worse."""
-    is_clipped = config.trainer.clip_grad_norm is not None
-    argument = class_constants(config.strategy, StrategyConstants).period_argument
-    optimizer = str(config.optimizer.get("_target_")).rpartition(".")[2]
-    if config.batch.world_size > 1 and config.strategy.get(argument) == 1 and (optimizer != "SGD" or is_clipped):
-        what = f"the optimizer is {optimizer}" if optimizer != "SGD" else "trainer.clip_grad_norm is given"
-        happened = f"is 1, and {what}: it would send as much as ddp, and the mean of the ranks' steps is not the step of the mean"
-        expected = "2 or more; 1 is the same as ddp for SGD without clipping"
-        yield ConfigError(key=f"strategy.{argument}", happened=happened, expected=expected, fix="strategy=ddp")
-
-
-def check_on_cpu(config: PartialConfig) -> Iterator[ConfigError]:
-    """Refuse on a CPU what a strategy does between GPUs alone."""
-    if config.batch.world_size == 1 or devices.resolve_device(config.cluster.device) != "cpu":
-        return
-    for name, refused in class_constants(config.strategy, StrategyConstants).needs_gpu.items():
-        if config.strategy.get(name) == (value := refused["value"]):
-            happened = f"is {'true' if value is True else value}, {refused['why']}"
-            yield conflict(f"strategy.{name}", happened, refused["on_cpu"].partition(" ")[0], expected=f"{refused['on_cpu']} on a CPU")

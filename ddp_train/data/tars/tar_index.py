@@ -1,10 +1,10 @@
 """Where each sample of a set of tars lies: found once, kept in a file, mapped from then on.
 
-The file is two numpy arrays one after the other: SAMPLE [N], which is mapped, and the tars with their sizes and times.
+The file is two numpy arrays one after the other: SAMPLE [N], which is mapped, and the tars with their sizes and times. A hash of the tars'
+names, sizes and times is in its name: tars that change have another index.
 """
 
 import hashlib
-import json
 import logging
 import os
 import time
@@ -34,17 +34,15 @@ class TarIndex:
     Args:
         path: of the index.
         folder: of the tars.
-        digest: of the index as it was; None: not known.
 
     Attributes:
         samples: SAMPLE [N].
         shards: per tar `name`, `size` in bytes, `mtime_ns`, `num_samples` and `max_label` (-1 without samples).
 
     Raises OSError, ValueError: there is none, or it is damaged.
-    Raises DataError: it has another digest.
     """
 
-    def __init__(self, path: str, folder: str, digest: str | None = None) -> None:
+    def __init__(self, path: str, folder: str) -> None:
         self.path, self._folder = path, folder
         mapped = np.load(path, mmap_mode="r")
         if mapped.dtype != SAMPLE:
@@ -53,66 +51,43 @@ class TarIndex:
         with open(path, "rb") as file:
             file.seek(mapped.offset + mapped.nbytes)
             self.shards: NDArray[np.void] = np.load(file)
-        if digest is not None and self.digest() != digest:
-            happened = f"{path} was written again: the tars have changed since the run began"
-            raise DataError(key="data.root", happened=happened, fix="start the run again")
 
     def shard_path(self, shard: int) -> str:
         return os.path.join(self._folder, os.fsdecode(self.shards["name"][shard]))
 
-    def digest(self) -> str:
-        return hashlib.sha256(self.shards.tobytes()).hexdigest()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return TarIndex, (self.path, self._folder, self.digest())
+        return TarIndex, (self.path, self._folder)
 
 
 def open_index(shards: ShardSet, *, image_extensions: Sequence[str], label_extension: str) -> TarIndex:
-    """Return the index of the tars; make it where there is none, and again for tars that have changed.
+    """Return the index of the tars; make it where there is none.
 
     It is written next to the tars, or below $XDG_CACHE_HOME/ddp_train where that is not allowed.
 
     Raises DataError: see `scan`; the index can be written nowhere.
     """
-    wanted = (tuple(image_extensions), label_extension)
-    current, places = _stat(shards), _places(shards, wanted)
-    old: TarIndex | None = None
+    tars = _stat(shards)
+    name = hashlib.sha256(repr([_VERSION, tuple(image_extensions), label_extension, tars.tolist()]).encode()).hexdigest()[:12]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    places = [os.path.join(folder, f"tar_index-{name}.npy") for folder in (shards.folder, os.path.join(cache, "ddp_train"))]
     for path in places:
         with suppress(OSError, ValueError, EOFError):
-            old = TarIndex(path, shards.folder)
-            if list(map(_key, old.shards)) == list(map(_key, current)):
-                return old
+            return TarIndex(path, shards.folder)
     started = time.monotonic()
-    samples = _samples(shards, current, old, wanted)
-    path = _write(places, samples, current)
-    _log.info("indexed %d samples in %d tars in %.1f s: %s", len(samples), len(current), time.monotonic() - started, path)
-    return TarIndex(path, shards.folder)
-
-
-def _samples(shards: ShardSet, current: NDArray[np.void], old: TarIndex | None, wanted: tuple[tuple[str, ...], str]) -> NDArray[np.void]:
-    """Return all samples, and complete `current`. Tars that `old` knows are not read again."""
-    parts: dict[tuple[Any, ...], NDArray[np.void]] = {}
-    if old is not None:
-        ends = np.cumsum(old.shards["num_samples"])
-        parts = {_key(shard): old.samples[end - shard["num_samples"] : end].copy() for shard, end in zip(old.shards, ends, strict=True)}
-    keys = [_key(shard) for shard in current]
-    unread = [number for number, key in enumerate(keys) if key not in parts]
-    _log.info("indexing %d of %d tars in %s, once", len(unread), len(current), shards.folder)
-    read = partial(scan, image_extensions=wanted[0], label_extension=wanted[1])
+    _log.info("indexing %d tars in %s, once", len(tars), shards.folder)
+    read = partial(scan, image_extensions=tuple(image_extensions), label_extension=label_extension)
     with ThreadPoolExecutor(max_workers=_THREADS) as pool:  # the first error cancels what has not begun
-        samples = pool.map(read, [shards.paths[number] for number in unread])
-        parts.update(zip((keys[number] for number in unread), samples, strict=True))
-    if not np.array_equal(_stat(shards), current):
+        parts = list(pool.map(read, shards.paths))
+    if not np.array_equal(_stat(shards), tars):
         raise DataError(key="data.root", happened=f"tars in {shards.folder} change while they are read", expected="finished tars")
-    for number, key in enumerate(keys):
-        parts[key]["shard"] = number
-        current["num_samples"][number] = len(parts[key])
-        current["max_label"][number] = parts[key]["label"].max(initial=-1)
-    return np.concatenate([parts[key] for key in keys])
-
-
-def _key(shard: np.void) -> tuple[Any, ...]:
-    return bytes(shard["name"]), int(shard["size"]), int(shard["mtime_ns"])
+    for number, part in enumerate(parts):
+        part["shard"] = number
+        tars["num_samples"][number] = len(part)
+        tars["max_label"][number] = part["label"].max(initial=-1)
+    samples = np.concatenate(parts)
+    path = _write(places, samples, tars)
+    _log.info("indexed %d samples in %d tars in %.1f s: %s", len(samples), len(tars), time.monotonic() - started, path)
+    return TarIndex(path, shards.folder)
 
 
 def _stat(shards: ShardSet) -> NDArray[np.void]:
@@ -123,15 +98,6 @@ def _stat(shards: ShardSet) -> NDArray[np.void]:
     except OSError as error:
         raise DataError(key="data.root", happened=f"{error.filename} cannot be read: {error.strerror}", expected="a tar") from error
     return np.array([(name, stat.st_size, stat.st_mtime_ns, 0, -1) for name, stat in zip(names, stats, strict=True)], kind)
-
-
-def _places(shards: ShardSet, wanted: tuple[tuple[str, ...], str]) -> list[str]:
-    def name(*what: object) -> str:
-        return f"tar_index-{hashlib.sha256(json.dumps([_VERSION, *wanted, *what]).encode()).hexdigest()[:12]}.npy"
-
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    beside = os.path.join(shards.folder, name(shards.pattern))
-    return [beside, os.path.join(cache, "ddp_train", name(shards.pattern, shards.folder))]
 
 
 def _write(places: list[str], samples: NDArray[np.void], shards: NDArray[np.void]) -> str:

@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 
 from ddp_train.errors import DataError
 
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2", ".tar.lz4")
 SAMPLE = np.dtype([("shard", np.int64), ("header", np.int64), ("offset", np.int64), ("size", np.int64), ("label", np.int64)])
 """One sample: the number of its tar, where the image's header and its data begin, the image's size in bytes, and the label."""
 # As WebDataset has them: the key ends at the first dot of the base name; names like __meta__ and what is in such folders hold no samples.
@@ -25,7 +22,7 @@ _MAGICS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d
 _KEY = "each key (the path up to the first dot of the base name)"
 _BLOCK_BYTES = 512
 _LABEL_BYTES = 64  # more than any integer needs
-_FIX = "data.root=FOLDER data.split=FOLDER_IN_IT, or a pattern: 'data.split=\"train-{00000..00012}.tar\"'"
+_FIX = "data.root=FOLDER data.split=FOLDER_IN_IT, or a pattern: 'data.split=train-000*.tar'"
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class ShardSet:
 
     Args:
         folder: absolute.
-        pattern: what the tars' names have in common; the same tars have the same, however the user spelled it.
+        pattern: what the tars' names have in common, for messages.
         names: the tars' paths, relative to `folder`.
     """
 
@@ -48,23 +45,20 @@ class ShardSet:
 
 
 def find_shards(root: str, split: str) -> ShardSet:
-    """Return the tars of a split: root/split/*.tar or root/split-*.tar, whichever there is; root/*.tar for the split "".
+    """Return the tars of a split by their names: root/split/*.tar or root/split-*.tar, whichever there is; root/*.tar for the split "".
 
-    A split with one of `*?[{`, or that ends in .tar, is a pattern below root, with braces as WebDataset has them: {00000..00012}, {a,b}.
-    Tars come in the order of their names, those of a pattern in the order in which its braces name them.
-
-    Raises DataError: no tars, both of the two, a shard of a pattern is missing, compressed tars.
+    A split with one of `*?[`, or that ends in .tar, is a pattern below root. Raises DataError: no tars, or both of the two.
     """
     root = os.path.abspath(root)
     if not os.path.isdir(root):
         raise DataError(key="data.root", happened=f"{root} is not a folder", expected="a folder with tar shards", fix=_FIX)
-    if split.endswith((".tar", *_COMPRESSED)) or re.search(r"[*?\[{]", split):
+    if split.endswith(".tar") or glob.has_magic(split):
         candidates = [(root, split)]
     elif split:
         candidates = [(os.path.join(root, split), "*.tar"), (root, f"{split}-*.tar")]
     else:
         candidates = [(root, "*.tar")]
-    sets = [ShardSet(folder, pattern, _expand(folder, pattern)) for folder, pattern in candidates]
+    sets = [ShardSet(folder, pattern, tuple(sorted(glob.glob(pattern, root_dir=folder)))) for folder, pattern in candidates]
     sets = [shards for shards in sets if shards.names]
     if not sets:
         wanted = " or ".join(os.path.join(folder, pattern) for folder, pattern in candidates)
@@ -75,35 +69,6 @@ def find_shards(root: str, split: str) -> ShardSet:
         fix = f"data.split='{split}/*.tar' or data.split='{split}-*.tar'"
         raise DataError(key="data.split", happened=happened, expected="one of the two", fix=fix)
     return sets[0]
-
-
-def _expand(folder: str, pattern: str) -> tuple[str, ...]:
-    names: list[str] = []
-    for part in _expand_braces(pattern):
-        matches = sorted(glob.glob(part, root_dir=folder))
-        if not glob.has_magic(part):
-            if not matches:
-                raise DataError(key="data.split", happened=f"{folder} has no shard {part}", expected=f"all of {pattern}")
-        elif compressed := [name for end in _COMPRESSED for name in glob.glob(part.removesuffix(".tar") + end, root_dir=folder)]:
-            raise refusal(os.path.join(folder, sorted(compressed)[0]))
-        names += matches
-    return tuple(names)
-
-
-def _expand_braces(pattern: str) -> list[str]:
-    match = _BRACES.search(pattern)
-    if match is None:
-        return [pattern]
-    values = match[1].split(",")
-    if numbers := _RANGE.fullmatch(match[1]):
-        values = [f"{number:0{len(numbers[1])}}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
-    return [pattern[: match.start()] + value + rest for value in values for rest in _expand_braces(pattern[match.end() :])]
-
-
-def refusal(path: str) -> DataError:
-    expected = "plain tars: in a compressed one no sample can be reached without reading all before it"
-    fix = "unpack it (gunzip, unzstd, ...); images are compressed already, so this costs little space"
-    return DataError(key="data.root", happened=f"{path} is compressed", expected=expected, fix=fix)
 
 
 @dataclass(slots=True)
@@ -121,7 +86,9 @@ def scan(path: str, *, image_extensions: tuple[str, ...], label_extension: str) 
     try:
         with open(path, "rb") as file:
             if file.read(8).startswith(_MAGICS):
-                raise refusal(path)
+                expected = "plain tars: in a compressed one no sample can be reached without reading all before it"
+                fix = "unpack it (gunzip, unzstd, ...); images are compressed already, so this costs little space"
+                raise DataError(key="data.root", happened=f"{path} is compressed", expected=expected, fix=fix)
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 samples = _collect(tar, file, path, image_extensions, label_extension)

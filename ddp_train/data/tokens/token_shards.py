@@ -9,7 +9,6 @@ Shapes: B windows, N documents. docs/decisions/0011-token-shards.md says why it 
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -152,7 +151,7 @@ class TokenShards:
         try:
             tokens: Tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))  # a plain view: the subclass makes every access slower
         except OSError as error:
-            raise _unreadable(path, error) from None
+            raise damaged(path, f"cannot be read: {error.strerror}", "the shard that index.json names") from None
         if tokens[-1] != self.index.end_of_text:
             raise damaged(path, f"ends with the token {tokens[-1]}", f"{self.index.end_of_text}, which ends every document")
         return tokens
@@ -225,7 +224,7 @@ class TokenDocuments(TokenShards):
         try:
             starts = np.asarray(np.load(path, mmap_mode="r"))
         except OSError as error:
-            raise _unreadable(path, error) from None
+            raise damaged(path, f"cannot be read: {error.strerror}", "the shard that index.json names") from None
         except (ValueError, EOFError) as error:
             raise damaged(path, f"is not an array: {error}", expected) from None
         if starts.dtype != np.int64 or starts.shape != (shard.documents,):
@@ -236,11 +235,3 @@ class TokenDocuments(TokenShards):
 def damaged(path: Path, what: str, expected: str) -> DataError:
     fix = f"copy {path.name} again, or delete {path.parent} and prepare it again"
     return DataError(key="data.root", happened=f"{path} {what}", expected=expected, fix=fix)
-
-
-def _unreadable(path: Path, error: OSError) -> DataError:
-    if error.errno == errno.EMFILE:
-        happened = f"{path} cannot be opened: this process has too many files open"
-        fix = "ulimit -n 65536 before you start, or prepare the data with a larger shard_tokens"
-        return DataError(key="data.root", happened=happened, expected="an open file for every shard", fix=fix)
-    return damaged(path, f"cannot be read: {error.strerror}", "the shard that index.json names")

@@ -39,8 +39,8 @@ def become_agent(request: AgentRequest, *, loaded_with: Mapping[str, str], becom
     `loaded_with`: the environment in which this process has imported. `become_rank`: what each process does that is forked as a rank.
     """
     environment = {**request.environment, process_env.AGENT: str(os.getpid())}
-    if process_env.JOB in environment:  # in a variable, an exec has room for 128 KiB of it
-        environment[process_env.JOB] = path_of(file_in_memory(environment[process_env.JOB].encode()))
+    for name in {process_env.JOB, process_env.FACTS} & environment.keys():  # in a variable, an exec has room for 128 KiB of it
+        environment[name] = path_of(file_in_memory(environment[name].encode()))
     for name in loaded_with.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment)  # added to what torch has set while it was imported

@@ -1,17 +1,17 @@
 """SLURM: a batch script of its own kind, `sbatch`, `squeue`, `scancel`, and nothing between."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.errors import INTERRUPTED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Allocation, Engine, Rendered, Stage, State, Submission
 from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, container, task_script, without_secrets
@@ -20,11 +20,10 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import LogTail
 from ddp_train.run_folder.starts import AttemptCount
-from ddp_train.run_folder.verdict import mark_cancelled, note_refusal, verdict_after_end
+from ddp_train.run_folder.verdict import note_refusal, verdict_after_end
 from ddp_train.system.files import write_atomic
 
 _POLL_S = 2.0
-_SIGNAL_EVERY_S = 5.0  # one that comes while a job is between two of its steps reaches nobody
 
 
 class Slurm(Engine):
@@ -82,23 +81,10 @@ class Slurm(Engine):
             slurm_client.signal(id, "USR1")
 
     def follow(self, run_folder: RunFolder, id: str) -> int:
-        """Show the states and the logs of a job until it has ended, and return the run's exit code.
-
-        The first Ctrl-C says what the second does: let it save and end. The third ends it at once.
-        """
-        tail = LogTail(run_folder)
-        last_line = ""
-        num_interrupts = 0
-        signalled_at = -_SIGNAL_EVERY_S
-        while True:
-            try:
-                if num_interrupts > 1 and not run_folder.cancelled.exists():
-                    mark_cancelled(run_folder)
-                if run_folder.cancelled.exists() and time.monotonic() >= signalled_at + _SIGNAL_EVERY_S:
-                    signalled_at = time.monotonic()
-                    with suppress(EnvironmentRefuses):  # a controller that is being restarted: it is told again
-                        self.stop(id, at_once=num_interrupts > 2)
-                stage = None
+        """Show the states and the logs of a job until it has ended, and return the run's exit code. After Ctrl-C the job goes on: 130."""
+        tail, last_line, stage = LogTail(run_folder), "", Stage.QUEUED
+        try:
+            while stage is not Stage.ENDED:
                 try:
                     state = self.state(id)
                     stage, line = state.stage, f"job {id}: {state}"
@@ -108,14 +94,10 @@ class Slurm(Engine):
                     print(last_line := line, file=sys.stderr, flush=True)
                 for log_line in tail.lines():
                     print(log_line, flush=True)
-                if stage is Stage.ENDED:
-                    break
-                time.sleep(_POLL_S)
-            except KeyboardInterrupt:
-                num_interrupts += 1
-                signalled_at = -_SIGNAL_EVERY_S
-                if num_interrupts == 1:
-                    print(f"\njob {id} continues without this command; Ctrl-C again makes it save and stop", file=sys.stderr)
+                time.sleep(0.0 if stage is Stage.ENDED else _POLL_S)
+        except KeyboardInterrupt:
+            print(f"\njob {id} continues; `ddp-train cancel {shlex.quote(run_folder.as_typed())}` makes it save and stop", file=sys.stderr)
+            return INTERRUPTED
         verdict, code = verdict_after_end(run_folder)
         print(verdict, file=sys.stderr)
         return code

@@ -21,15 +21,11 @@ from ddp_train.launch.spec import Spec
 from ddp_train.system.redaction import redact, references
 
 _MARGIN_S = 30  # of the early signal, for what is unknown of a step and for ranks that are told late
-_KEYS = ("account", "partition", "qos", "reservation", "constraint", "dependency", "exclusive")  # of cluster.slurm
-_FIXED = ("array", "chdir", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "requeue", "no-requeue", "signal")
-_OURS = {
-    **dict.fromkeys(_KEYS, "the key of cluster.slurm"),
-    **dict.fromkeys(_FIXED, "nothing: ddp-train sets this option"),
-    **dict.fromkeys(("wrap", "parsable", "test-only", "wait", "het-group"), "nothing: ddp-train submits one script and reads its job id"),
-    "time": "cluster.walltime instead",
-    "cpus-per-task": "cluster.slurm.cpus_per_node instead",
-}
+_OURS = (  # options of sbatch that are set by us, or by a key of their own
+    *("account", "partition", "qos", "reservation", "constraint", "dependency", "exclusive", "time", "cpus-per-task"),
+    *("array", "chdir", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "requeue", "no-requeue", "signal"),
+    *("wrap", "parsable", "test-only", "wait", "het-group"),
+)
 _HERE = Path(__file__).parent
 _LINE = "\n# " + "-" * 136 + "\n"
 """What stands above it in launch/slurm.sbatch is filled in; what stands below is the script that people can run by hand, too."""
@@ -164,7 +160,8 @@ def _typed_options(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         key = f"cluster.slurm.options.{name}"
         if name in _OURS or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            raise ConfigError(key=key, happened="cannot be set here", expected=_OURS.get(name, "the long name of an sbatch option"))
+            expected = "the long name of an sbatch option that neither ddp-train nor another key below `cluster` sets"
+            raise ConfigError(key=key, happened="cannot be set here", expected=expected)
         if isinstance(value, (list, dict)):
             raise ConfigError(key=key, happened=f"is {value!r}", expected="text, a number or true; null or false leaves the option out")
         if value is True:

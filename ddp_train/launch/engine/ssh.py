@@ -10,7 +10,6 @@ import os
 import shlex
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -109,12 +108,8 @@ class Ssh(Engine):
                 os.kill(pid, signal.SIGQUIT if at_once else signal.SIGUSR1)  # that one may come again, and still lets it save
 
     def follow(self, run_folder: RunFolder, id: str) -> int:
-        """Wait until the run has ended, passing on what this process is told, and return its exit code."""
-        client = self._clients.get(id)
-        if client is None:  # of another command, which shows its output
-            while self.state(id).stage != Stage.ENDED:
-                time.sleep(0.5)
-            return verdict_of(run_folder).exit_code
+        """Wait until a run that this process has submitted has ended, passing on what this process is told, and return its exit code."""
+        client = self._clients[id]
         with stop_signals(client.signal, lambda: client.signal(signal.SIGQUIT)):
             code = client.wait()
         return verdict_of(run_folder).exit_code if run_folder.cancelled.exists() else code  # `ddp-train cancel`, in another shell

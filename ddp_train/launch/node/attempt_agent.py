@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 from ddp_train.config.cluster import REGISTRY, environment_of, rank_environment
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
@@ -43,7 +42,6 @@ class AttemptAgent:
         self.before: Result | None = None  # what result.json held when the attempt began
         self._agent: Child | None = None
         self._remains: list[int] = []  # the processes below an agent that was killed
-        self._facts_file = ""  # for the first rank of another program than training, which removes it
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -115,8 +113,6 @@ class AttemptAgent:
         while any(map(is_alive, self._remains)) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
         self._agent = None
-        if self._facts_file:
-            Path(self._facts_file).unlink(missing_ok=True)  # no rank came so far
         why = ""
         if code < 0 and not self._is_killed and -code not in STOP_SIGNALS:
             report = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
@@ -155,8 +151,8 @@ class AttemptAgent:
         environment[process_env.NODE] = str(os.getpid())
         if self._job is not None and self.attempt.job is not None:
             environment[process_env.JOB] = self.attempt.job
-            if not self._job.is_run and (path := self._this_node.facts.to_file()) is not None:
-                environment[process_env.FACTS] = self._facts_file = path
+            if not self._job.is_run:
+                environment[process_env.FACTS] = self._this_node.facts.to_json()
         return environment
 
 

@@ -19,8 +19,6 @@ from ddp_train.errors import printable
 BEAT_S = 1.0
 SILENT_S = 6.0  # a machine that has said nothing for so long is lost: to the others, and to itself
 MAX_BYTES = 1 << 25  # of one line: facts with the hashes of thousands of files, or a job
-_RETRY_MS = 1000
-_TCP_RTO_MAX_MS = 44  # of Linux 6.15: a cable that was out for seconds is used again after one, not after as long again
 _MAX_SHOWN = 4000  # characters
 
 JsonMessage = dict[str, Any]  # as it comes, from anybody
@@ -98,8 +96,6 @@ class Line:
         self.connection: socket.socket = writer.get_extra_info("socket")
         if self.connection.family in (socket.AF_INET, socket.AF_INET6):
             self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with suppress(OSError):  # an older kernel
-                self.connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RETRY_MS)
 
     @property
     def silent_s(self) -> float:

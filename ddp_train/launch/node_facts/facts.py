@@ -6,10 +6,8 @@ import json
 import os
 import platform
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -60,22 +58,6 @@ class NodeFacts:
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
 
-    def to_file(self) -> str | None:
-        """Write a temporary file, for this user alone, and return its path; None where there is no place for it."""
-        with suppress(OSError), tempfile.NamedTemporaryFile("w", prefix="ddp_train_facts_", encoding="utf-8", delete=False) as stream:
-            stream.write(self.to_json())
-            return stream.name
-        return None
-
-    @classmethod
-    def pop_file(cls, path: str) -> NodeFacts | None:
-        """Read such a file and remove it; None where it is not there."""
-        with suppress(OSError):
-            text = Path(path).read_text(encoding="utf-8")
-            os.unlink(path)
-            return cls.from_json(text)
-        return None
-
     @classmethod
     def from_json(cls, text: str) -> NodeFacts:
         fields: dict[str, Any] = json.loads(text)
@@ -100,7 +82,7 @@ def collect(
     problems += interface_problems(environment, network.interfaces(), uses_gpu=device == "cuda")
     gpus = devices.gpus() if device == "cuda" else []
     inventory = devices.ask_driver() or devices.GpuInventory()
-    kinds = " and ".join(sorted({gpu.name for gpu in inventory.gpus if gpu.name})) if inventory.gpus else "cuda"
+    kinds = " and ".join(sorted(set(inventory.gpus))) if inventory.gpus else "cuda"
     return NodeFacts(
         host=socket.gethostname(),
         launch_id=rendezvous.launch_id,

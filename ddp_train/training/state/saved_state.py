@@ -23,7 +23,7 @@ from ddp_train.interfaces.batch import map_tensors, tensors_of
 from ddp_train.interfaces.parameters import named_parameters, plain_name
 from ddp_train.interfaces.run import callback_errors
 from ddp_train.interfaces.strategy import MemoryKey, is_sharded, memory_key
-from ddp_train.optimizer.groups import compare_optimizer, load_optimizer, parameter_names, regrouped, regrouped_schedule, saved_class
+from ddp_train.optimizer.groups import compare_optimizer, load_optimizer, parameter_names, saved_class
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import KeptWeights, averages, training_mode
 from ddp_train.training.seeding import random_state, set_random_state
@@ -184,11 +184,10 @@ def _load_shared(checkpoint: Path, shared: SharedState, components: Components, 
     if not problems:
         try:
             put_states(modules, _saved(shared))
-            schedule = regrouped_schedule(shared.scheduler, optimizer, shared.optimizer)
-            rates = [float(group["lr"]) for group in regrouped(optimizer, shared.optimizer)]
+            rates = [float(group["lr"]) for group in shared.optimizer["param_groups"]]
             differences = load_optimizer(optimizer, shared.optimizer)
             training_mode(optimizer, shared.parameters_in_training or ())
-            components.scheduler.load_state_dict(schedule)
+            components.scheduler.load_state_dict(shared.scheduler)
             components.scaler.load_state_dict(shared.scaler)
             state.load_state_dict(shared.state)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:

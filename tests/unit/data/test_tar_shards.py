@@ -73,8 +73,7 @@ def test_it_travels_to_workers_as_the_path_of_the_index(tmp_path: Path) -> None:
     assert labels(pickle.loads(packed)) == list(range(200))
     write_shard(tmp_path / "train-1.tar", numbered(3))
     TarShards(str(tmp_path))
-    with pytest.raises(DataError, match="tars have changed since the run began"):
-        pickle.loads(packed)
+    assert labels(pickle.loads(packed)) == list(range(200))  # the new tars have another index
 
 
 def test_a_tar_that_changes_during_the_run_is_an_error_not_another_image(tmp_path: Path) -> None:

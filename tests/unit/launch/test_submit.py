@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +23,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.launch.submit import EngineSlot
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.verdict import mark_cancelled
+from ddp_train.run_folder.verdict import mark_cancelled, verdict_after_end
 from tests.unit.launch.engine.specs import spec
 from tests.unit.parts import checked
 
@@ -238,11 +239,12 @@ def test_a_job_that_the_engine_has_is_taken_over(engine: FakeEngine, job: Job) -
 def test_a_job_that_ends_without_a_word_has_failed_when_none_can_come(
     engine: FakeEngine, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(submit, "verdict_after_end", partial(verdict_after_end, within_s=0.0))
     place = started(job)
     engine.stages["1"] = Stage.ENDED  # its machine is lost
-    assert [place.poll(0), place.poll(0)] == [None, None]
-    monkeypatch.setattr(submit, "RESULT_VISIBLE_WITHIN_S", 0.0)
     assert place.poll(0) == 1
+    place = started(job)
+    engine.stages["2"] = Stage.ENDED
     Result(status=Status.PREEMPTED, step=3).write(job.run_folder.result)
     assert place.poll(0) == 75
 

@@ -6,21 +6,19 @@ import ctypes
 from typing import Any
 
 MISMATCH = 18
-PART = "MIG-aaaa"
-FOUR = {"GPU-a1": None, "GPU-a2": None, "GPU-b1": None, "GPU-b2": None}
+FOUR = [0, 0, 0, 0]
 
 
 class Nvml:
-    """The library, for GPUs given as NVML has them.
+    """The library.
 
     Args:
-        gpus: UUID -> the UUIDs of its parts, None: no parts; an error's number in its stead.
+        gpus: for each GPU what `nvmlDeviceGetHandleByIndex_v2` returns: 0, or an error's number.
         init: what `nvmlInit_v2` returns.
     """
 
-    def __init__(self, gpus: dict[str, Any], init: int = 0) -> None:
-        self._gpus, self._init = list(gpus.items()), init
-        self._devices = [*gpus, *(part for parts in gpus.values() if isinstance(parts, list) for part in parts)]
+    def __init__(self, gpus: list[int], init: int = 0) -> None:
+        self._gpus, self._init = gpus, init
         self.is_open = False
         self.nvmlErrorString = lambda code: {MISMATCH: b"Driver/library version mismatch", 15: b"GPU is lost"}[code]
 
@@ -37,32 +35,11 @@ class Nvml:
         return 0
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:
-        uuid, parts = self._gpus[index]
-        handle._obj.value = self._devices.index(uuid) + 1
-        return parts if isinstance(parts, int) else 0
-
-    def nvmlDeviceGetMigMode(self, gpu: Any, mode: Any, pending: Any) -> int:
-        parts = self._gpus[gpu.value - 1][1]
-        mode._obj.value = int(parts is not None)
-        return 3 if parts is None else 0  # not supported
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: Any, most: Any) -> int:
-        most._obj.value = 7
-        return 0
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: Any, index: int, part: Any) -> int:
-        parts = self._gpus[gpu.value - 1][1]
-        if index >= len(parts):
-            return 6  # not found
-        part._obj.value = self._devices.index(parts[index]) + 1
-        return 0
-
-    def nvmlDeviceGetUUID(self, device: Any, text: Any, size: int) -> int:
-        assert isinstance(device, ctypes.c_void_p) and device.value is not None
-        text.value = self._devices[device.value - 1].encode()
-        return 0
+        handle._obj.value = index + 1
+        return self._gpus[index]
 
     def nvmlDeviceGetName(self, device: Any, text: Any, size: int) -> int:
+        assert isinstance(device, ctypes.c_void_p) and device.value is not None
         text.value = b"NVIDIA H100 80GB HBM3"
         return 0
 

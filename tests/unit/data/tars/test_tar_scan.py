@@ -86,20 +86,16 @@ def test_every_truncated_tar_is_named(tmp_path: Path) -> None:
 
 def test_compressed_tars_are_refused(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "train-0.tar", numbered(1))
-    (tmp_path / "train-1.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
-    for split in ("train", "train-{0,1}.tar*", "train-1.tar.gz", "train-*.tar.gz"):
-        with pytest.raises(DataError, match=r"train-1\.tar\.gz is compressed"):
-            TarShards(str(tmp_path), split)
-    (tmp_path / "train-1.tar.gz").rename(tmp_path / "train-1.tar")
+    (tmp_path / "train-1.tar").write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(DataError, match=r"train-1\.tar is compressed\n.*plain tars.*\n.*gunzip"):
         TarShards(str(tmp_path))
 
 
-@pytest.mark.parametrize("split", ["train", "nested", "", "train-*.tar", "train-{0..1}.tar", "nested/[ab].tar", "{train-0,nested/a}.tar"])
+@pytest.mark.parametrize("split", ["train", "nested", "", "train-*.tar", "train-[0-1]*", "nested/[ab].tar"])
 def test_a_split_is_a_folder_a_prefix_or_a_pattern(tmp_path: Path, split: str) -> None:
     for value, name in enumerate(["train-0", "train-1", "nested/a", "nested/b"]):
         write_shard(tmp_path / f"{name}.tar", numbered(value))
-    expected = [0, 2] if split.startswith("{") else [2, 3] if split.startswith("nested") else [0, 1]
+    expected = [2, 3] if split.startswith("nested") else [0, 1]
     assert labels(TarShards(str(tmp_path), split)) == expected
 
 
@@ -113,8 +109,6 @@ def test_missing_shards_are_clear_errors(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-0.tar", [])
     with pytest.raises(DataError, match=r"train-\*\.tar in .* are empty"):
         TarShards(str(tmp_path))
-    with pytest.raises(DataError, match=r"has no shard train-1\.tar\n.*all of train-\{0\.\.3\}\.tar"):
-        TarShards(str(tmp_path), "train-{0..3}.tar")
     write_shard(tmp_path / "train" / "0.tar", numbered(1))
     with pytest.raises(DataError, match=r"data\.split='train/\*\.tar' or data\.split='train-\*\.tar'"):
         TarShards(str(tmp_path))

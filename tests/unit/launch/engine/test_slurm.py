@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_train.config.cluster import ENGINES
-from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.errors import ConfigError
 from ddp_train.launch.engine import slurm, slurm_client
 from ddp_train.launch.engine.engine import Engine, Stage, State, Submission, engine_of, has_queue
 from ddp_train.launch.spec import Spec
@@ -92,45 +92,15 @@ def test_who_follows_sees_the_states_the_logs_and_the_verdict(
     assert said.err.splitlines() == ["job 7: queued (Resources)", "job 7: running on a, b", "job 7: ended: completed", "done"]
 
 
-def test_ctrl_c_asks_first_then_saves_then_ends(
+def test_ctrl_c_ends_the_command_and_not_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_folder, stopped, asked = RunFolder(tmp_path), [], 0
-
     def state(id: str) -> State:
-        nonlocal asked
-        asked += 1
-        if asked <= 3:
-            raise KeyboardInterrupt
-        return State(stage=Stage.ENDED, why="cancelled")
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(slurm_client, "state", state)
-    monkeypatch.setattr(slurm.Slurm, "stop", lambda self, id, at_once=False: stopped.append((run_folder.cancelled.exists(), at_once)))
-    assert ENGINE.follow(run_folder, "7") == 130
-    assert stopped == [(True, False), (True, True)]
-    assert "continues without this command" in capsys.readouterr().err
-
-
-def test_who_is_told_to_end_is_told_again_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_folder, told, asked = RunFolder(tmp_path), [], 0
-
-    def state(id: str) -> State:
-        nonlocal asked
-        asked += 1
-        if asked <= 2:
-            raise KeyboardInterrupt
-        return State(stage=Stage.ENDED if len(told) > 2 else Stage.RUNNING)
-
-    def stop(self: object, id: str, at_once: bool = False) -> None:
-        told.append(at_once)
-        raise EnvironmentRefuses(happened="SLURM does not answer")
-
-    monkeypatch.setattr(slurm_client, "state", state)
-    monkeypatch.setattr(slurm.Slurm, "stop", stop)
-    monkeypatch.setattr(slurm, "_POLL_S", 0.0)
-    monkeypatch.setattr(slurm, "_SIGNAL_EVERY_S", 0.0)
-    assert ENGINE.follow(run_folder, "7") == 130
-    assert told == [False] * 3
+    assert ENGINE.follow(RunFolder(tmp_path), "7") == 130
+    assert f"job 7 continues; `ddp-train cancel {tmp_path}` makes it save and stop" in capsys.readouterr().err
 
 
 def test_ctrl_c_between_the_submission_and_its_note_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

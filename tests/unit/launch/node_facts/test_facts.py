@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -49,17 +48,6 @@ def test_a_healthy_machine_is_told_quickly_and_survives_a_journey(tmp_path: Path
     assert (facts.device, facts.driver) == ("cpu", "")
 
 
-def test_a_file_is_for_one_reader_and_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    facts = told()
-    path = facts.to_file()
-    assert path is not None and Path(path).stat().st_mode & 0o077 == 0
-    assert NodeFacts.pop_file(path) == facts
-    assert NodeFacts.pop_file(path) is None
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    assert facts.to_file() is None
-
-
 def test_keys_of_the_config_come_with_their_values_and_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_TOKEN", "abcdefghijkl")
     tree = {"optimizer": {"lr": 0.1, "betas": (0.9, 0.99)}, "extra": {"api_key": "k", "text": "say abcdefghijkl"}, "faults": [{"rank": 1}]}
@@ -73,8 +61,7 @@ def test_keys_of_the_config_come_with_their_values_and_without_secrets(monkeypat
 
 
 def test_gpus_are_told_with_their_kind_and_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = tuple(devices.Gpu(uuid=f"GPU-{number}", name="NVIDIA H100") for number in range(2))
-    monkeypatch.setattr(devices, "ask_driver", lambda: devices.GpuInventory(gpus=gpus, driver="570.1"))
+    monkeypatch.setattr(devices, "ask_driver", lambda: devices.GpuInventory(gpus=("NVIDIA H100",) * 2, driver="570.1"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     facts = told(device="cuda", env={"NCCL_SOCKET_IFNAME": "=eth99"})
     assert (facts.device, facts.device_count, facts.driver) == ("NVIDIA H100", 1, "570.1")

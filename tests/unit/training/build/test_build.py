@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from ddp_train.errors import ConfigErrors
 from ddp_train.interfaces import Strategy
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.local_sgd import LocalSGD
-from ddp_train.traits import NeedsGpu
 from tests.unit.parts import checked, components, trainer
 
 APART = ["strategy=local_sgd", "cluster.processes_per_node=2"]
@@ -39,9 +37,8 @@ class Pairs(Strategy):
     """Another's, which says of its own arguments what it refuses."""
 
     divides_ranks, refuses_accumulation = ("pairs",), ("captures",)
-    needs_gpu: ClassVar[Mapping[str, NeedsGpu]] = {"packs": {"value": True, "on_cpu": "false", "why": "and a CPU has no packets"}}
 
-    def __init__(self, *, pairs: int = 1, captures: bool = False, packs: bool = False) -> None: ...
+    def __init__(self, *, pairs: int = 1, captures: bool = False) -> None: ...
 
 
 class Slow(torch.optim.LBFGS):
@@ -114,18 +111,12 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
         ),
         ([*PAIRS, "+strategy.pairs=3"], r"strategy\.pairs: is 3, on 2 ranks"),
         ([*PAIRS, "+strategy.captures=true", "trainer.grad_accum_steps=2"], r"strategy\.captures: is true, with 2 micro-batches a step"),
-        ([*PAIRS, "+strategy.packs=true"], r"strategy\.packs: is true, and a CPU has no packets"),
         ([*APART, OWN_LOCAL, "strategy.every_steps=0"], r"strategy\.every_steps: is 0"),
         (["strategy=fsdp", "strategy.replicas=2", "cluster.processes_per_node=3"], r"strategy\.replicas: is 2, on 3 ranks"),
-        (["strategy.sync_batchnorm=true", "cluster.processes_per_node=2"], r"strategy\.sync_batchnorm: is true, and torch's SyncBatchNorm"),
-        (["strategy=zero1", "strategy.sync_batchnorm=true", "cluster.processes_per_node=2"], r"strategy\.sync_batchnorm: is true"),
-        (["strategy.reduce_dtype=bfloat16", "cluster.processes_per_node=2"], r"strategy\.reduce_dtype: is bfloat16, in which torch's DDP"),
         (["strategy.reduce_dtype=float8", "cluster.processes_per_node=2"], r"strategy\.reduce_dtype"),
         ([*APART, "strategy.every_steps=0"], r"strategy\.every_steps: is 0"),
         ([*APART, "strategy.outer_lr=0.0"], r"strategy\.outer_lr: is 0\.0"),
         ([*APART, "strategy.outer_momentum=1.0"], r"strategy\.outer_momentum: is 1\.0"),
-        ([*APART, "strategy.every_steps=1", "optimizer=adamw"], r"strategy\.every_steps: is 1, and the optimizer is AdamW"),
-        ([*APART, "strategy.every_steps=1", "optimizer=sgd", "trainer.clip_grad_norm=1.0"], "and trainer.clip_grad_norm is given"),
         ([*APART, "amp=fp16"], r"amp\.dtype: is float16, and with strategy=local_sgd"),
         (["strategy=fsdp", "strategy.prefetch=0"], r"strategy\.prefetch: is 0"),
         (["data.num_classes=0"], r"data\.num_classes: is 0"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from torch import Tensor, nn
+from torch import nn
 
 from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.read import damage_of
@@ -224,22 +224,14 @@ def test_a_weight_decay_changed_on_resuming_counts_and_is_said(tmp_path: Path, c
     assert "optimizer group 0: weight_decay is 0.7 as configured; the checkpoint had 0.1" in capsys.readouterr().out
 
 
-def test_a_weight_decay_that_is_switched_on_or_off_keeps_every_parameters_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def moments(parts: Components) -> dict[str, Tensor]:
-        return {name: parts.optimizer.state[parameter]["exp_avg"] for name, parameter in parts.model.named_parameters()}
-
-    base = ["trainer.max_steps=3", "scheduler=step", "scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingLR"]
-    base += ["~scheduler.step_size", "~scheduler.gamma", "+scheduler.T_max=1"]  # one of those that keep a rate for each group
-    for before, after in (("0.1", "0.0"), ("0.0", "0.1")):
-        trained = components(*base, f"optimizer.weight_decay={before}")
-        trainer(trained).train()
-        path = saved(tmp_path / after, 1, trained)
-        changed = components(*base, f"optimizer.weight_decay={after}")
-        saved_state.start_from(path, changed, TrainState(), alone())
-        for name, value in moments(trained).items():
-            assert torch.equal(value, moments(changed)[name]), name
-        assert f"weight_decay is {float(after)} as configured; the checkpoint had {float(before)}" in capsys.readouterr().out
-        trainer(changed).train()
-    path = saved(tmp_path / "other", 1, trained)  # one group, in another order than that of an optimizer that does not know of decay
-    with pytest.raises(UserError, match="had the parameters in another order"):
-        saved_state.start_from(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("optimizer.weight_decay=0.1", r"groups had \[\d+\] parameters, and have \[\d+, \d+\]"),
+        ("~optimizer.weight_decay", "had the parameters in another order"),  # it does not know of decay, and sorts nothing by it
+    ],
+)
+def test_an_optimizer_with_other_groups_is_refused(tmp_path: Path, override: str, says: str) -> None:
+    path = saved(tmp_path, 1, components("optimizer.weight_decay=0.0"))
+    with pytest.raises(UserError, match=says):
+        saved_state.start_from(path, components(override), TrainState(), alone())
