@@ -158,7 +158,7 @@ class _GatherRows(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         ctx.size = len(rows)
         gathered = rows.new_empty((dist.get_world_size() * len(rows), *rows.shape[1:]))
-        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        dist.all_gather(list(gathered.split(len(rows))), rows.contiguous())
         return gathered
 
     @staticmethod

@@ -43,6 +43,20 @@ class Reconstruction(ddp_train.Objective):
     def evaluate(self, model, batch):
         return {"error": ((model.decode(model.encode(batch[0])) - batch[0].flatten(1)) ** 2).mean(1)}
 """
+AGREE = OWN + """
+
+class Agree(ddp_train.BatchLoss):
+    goals = {"error": "min"}
+    gathers = True
+
+    def loss(self, model, batch):
+        embeddings = model.encode(batch[0]), model(batch[0].flip(3))
+        left, right = (self.gather(nn.functional.normalize(rows, dim=1)) for rows in embeddings)
+        return nn.functional.cross_entropy(left @ right.T / 0.1, torch.arange(len(left)))
+
+    def evaluate(self, model, batch):
+        return {"error": (model(batch[0]) - batch[0].flatten(1)).square().mean(1)}
+"""
 USE = ["model=custom", "model._target_=own.Coder", "objective=custom", "objective._target_=own.Reconstruction", "trainer.max_steps=4"]
 
 
@@ -62,6 +76,16 @@ def test_methods_attributes_and_several_forwards_of_the_model_are_those_of_one_p
     project.write("own.py", OWN)
     alone = numbers(project, "alone", "cluster.processes_per_node=1")
     together = numbers(project, "together", "cluster.processes_per_node=2", *f"strategy={strategy}".split())
+    assert together == pytest.approx(alone, rel=1e-5)
+    assert len(alone) == 4 * 2 + 1
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_samples_are_compared_with_those_of_all_ranks(project: Project, ranks: int) -> None:
+    project.write("own.py", AGREE)
+    use = ["objective._target_=own.Agree", "strategy=ddp"]
+    alone = numbers(project, "alone", *use, "cluster.processes_per_node=1", "loader.micro_batch_size=32")
+    together = numbers(project, "together", *use, f"cluster.processes_per_node={ranks}", f"loader.micro_batch_size={32 // ranks}")
     assert together == pytest.approx(alone, rel=1e-5)
     assert len(alone) == 4 * 2 + 1
 

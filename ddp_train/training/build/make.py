@@ -46,6 +46,7 @@ def as_objective(candidate: Any) -> Objective:
     if not isinstance(candidate, type) and (hasattr(type(candidate), "loss") or "loss" in getattr(candidate, "__dict__", {})):
         return _with_base(candidate)
     if callable(candidate) and not isinstance(candidate, type):
+        _refuse_mean_by_weights(candidate)
         is_step = next(iter(inspect.signature(candidate).parameters), "") == "model"
         return StepObjective(candidate) if is_step else LossObjective(candidate)
     kind_text = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
@@ -64,6 +65,13 @@ def _with_base(candidate: Any) -> Objective:
         raise ConfigError(key="objective._target_", happened=happened, expected=expected) from error
     objective: Objective = candidate
     return objective
+
+
+def _refuse_mean_by_weights(loss_fn: Any) -> None:
+    """Refuse torch's mean by the weights of a batch's classes: it depends on the batch, which a fresh model with like losses hardly shows."""
+    if isinstance(loss_fn, (nn.CrossEntropyLoss, nn.NLLLoss)) and loss_fn.weight is not None and loss_fn.reduction == "mean":
+        happened = "is mean, which divides by the weights of the batch's classes: the loss would change with the number of ranks"
+        raise ConfigError(key="objective.reduction", happened=happened, expected="one value for each sample", fix="+objective.reduction=none")
 
 
 def make_metrics(configs: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:

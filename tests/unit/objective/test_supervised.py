@@ -132,6 +132,9 @@ def test_as_objective_says_what_is_wrong() -> None:
         as_objective(nn.CrossEntropyLoss)
     with pytest.raises(ConfigError, match="gave a int"):
         as_objective(3)
+    with pytest.raises(ConfigError, match=r"objective\.reduction: is mean.*ranks[\s\S]*\+objective\.reduction=none"):
+        as_objective(nn.CrossEntropyLoss(torch.ones(3)))
+    assert isinstance(as_objective(nn.CrossEntropyLoss(torch.ones(3), reduction="none")), LossObjective)
 
 
 class Foreign:

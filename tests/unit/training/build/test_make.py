@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from ddp_train.config.targets.target import FACTS
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, ConfigErrors, UserError
 from ddp_train.interfaces import Run, Strategy
 from ddp_train.interfaces.run import WriterFacts
-from ddp_train.objective.classification import Classification
-from ddp_train.objective.supervised import LossObjective
 from ddp_train.system.phase import Phases
-from ddp_train.training.build.make import as_objective, make_callbacks, make_strategy, make_writers
+from ddp_train.training.build.make import make_callbacks, make_strategy, make_writers
 from ddp_train.training.state import saved_state
 from ddp_train.training.train_state import TrainState
 from tests.unit.checkpoint.states import assert_same_state
@@ -212,22 +208,3 @@ def test_a_checkpoint_before_the_first_evaluation_has_no_best_value_yet(tmp_path
     again = components(*PLATEAU)
     saved_state.start_from(saved(tmp_path, 1, components(*PLATEAU)), again, TrainState(), alone())
     assert again.scheduler.scheduler.best == -float("inf")  # type: ignore[attr-defined]
-
-
-def test_as_objective_keeps_an_objective_and_wraps_a_loss() -> None:
-    objective = Classification()
-    assert as_objective(objective) is objective
-    assert isinstance(as_objective(nn.CrossEntropyLoss()), LossObjective)
-    assert isinstance(as_objective(F.mse_loss), LossObjective)
-
-
-def test_as_objective_says_what_is_wrong() -> None:
-    class Half:
-        def loss(self) -> None: ...
-
-    with pytest.raises(ConfigError, match="Half, which lacks goals, weight, score, metrics"):
-        as_objective(Half())
-    with pytest.raises(ConfigError, match="gave the class CrossEntropyLoss, not an instance"):
-        as_objective(nn.CrossEntropyLoss)
-    with pytest.raises(ConfigError, match="gave a int"):
-        as_objective(3)
