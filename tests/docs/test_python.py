@@ -50,7 +50,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("piece", PIECES, ids=lambda piece: f"{piece.page.relative_to(ROOT)}:{piece.line}")
 def test_python_that_a_page_shows_runs(piece: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: dict[str, Any] = {"__name__": "piece", "torch": torch, "F": F, "hydra": hydra}
+    names: dict[str, Any] = {"__name__": "piece", "torch": torch, "F": F, "hydra": hydra, "ddp_train": ddp_train}
     if "ddp_train.load(" in piece.text:
         words = ["cluster=cpu", "cluster.processes_per_node=1", "trainer.max_steps=1", f"hydra.run.dir={FINISHED.folder}"]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}

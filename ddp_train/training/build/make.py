@@ -68,10 +68,11 @@ def _with_base(candidate: Any) -> Objective:
 
 
 def _refuse_mean_by_weights(loss_fn: Any) -> None:
-    """Refuse torch's mean by the weights of a batch's classes: it depends on the batch, which a fresh model with like losses hardly shows."""
+    """Refuse torch's mean by weights of classes: it depends on the batch, which a fresh model, whose losses are alike, hardly shows."""
     if isinstance(loss_fn, (nn.CrossEntropyLoss, nn.NLLLoss)) and loss_fn.weight is not None and loss_fn.reduction == "mean":
         happened = "is mean, which divides by the weights of the batch's classes: the loss would change with the number of ranks"
-        raise ConfigError(key="objective.reduction", happened=happened, expected="one value for each sample", fix="+objective.reduction=none")
+        expected = "one value for each sample"
+        raise ConfigError(key="objective.reduction", happened=happened, expected=expected, fix="+objective.reduction=none")
 
 
 def make_metrics(configs: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
