@@ -13,6 +13,7 @@ from ddp_train.data.packed_tokens import IGNORE_INDEX
 from ddp_train.data.padded_tokens import PaddedTokens
 from ddp_train.errors import DataError
 from ddp_train.interfaces import DataSource
+from ddp_train.interfaces.objective import loss_sum
 from ddp_train.model.gpt import GPT
 from ddp_train.objective.language_modeling import LanguageModeling
 from tests.unit.data_files import write_tokens
@@ -49,10 +50,10 @@ def test_the_loss_of_a_document_does_not_depend_on_its_batch(tmp_path: Path) -> 
     data = padded(tmp_path, context_length=8)
     model = GPT(11, 8, num_layers=1, num_heads=2, width=16).double()
     objective = LanguageModeling(ignore_index=IGNORE_INDEX)
-    together = objective.loss(model, data.batch(np.arange(4)))
-    alone = [objective.loss(model, data.batch(np.asarray([index]))) for index in range(4)]
-    assert together.item() == pytest.approx(sum(loss.item() for loss in alone), rel=1e-12)
-    assert objective.weight(data.batch(np.arange(4))) == sum(data.lengths - 1)
+    together = loss_sum(objective, model, data.batch(np.arange(4)))
+    alone = [loss_sum(objective, model, data.batch(np.asarray([index]))) for index in range(4)]
+    assert together.total.item() == pytest.approx(sum(loss.total.item() for loss in alone), rel=1e-12)
+    assert together.num_units == sum(loss.num_units for loss in alone) == sum(data.lengths - 1)
 
 
 def test_it_travels_without_its_lengths(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import torch.distributed.tensor
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from ddp_train.interfaces.objective import loss_sum
 from ddp_train.interfaces.strategy import local_rows
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.zero1 import Zero1
@@ -47,7 +48,7 @@ def be(rank: int, size: int, way: str) -> dict[str, Any]:
     strategy.setup_optimizer(optimizer)
     for is_last in (False, True):
         with torch.enable_grad() if is_last or not is_sharded else strategy.no_sync(module):
-            objective.loss(module, batch).backward()
+            loss_sum(objective, module, batch).total.backward()
     optimizer.step()
     kept = {}
     for name, parameter in model.named_parameters():

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddp_train.interfaces.objective import evaluated, loss_sum
 from tests.unit.rig.cases import NAMES, case, files
 
 FROZEN_AT = "2.13"
@@ -143,6 +144,6 @@ def test_models_and_objectives_need_no_kernel_that_is_not_there(name: str) -> No
     """Forward, backward and what evaluation does."""
     model, objective, batch = case(name)
     with FailsWithoutAKernel():
-        objective.loss(model, batch).backward()
+        loss_sum(objective, model, batch).total.backward()
         with torch.no_grad():
-            objective.score(model.eval(), batch)
+            evaluated(objective, model.eval(), batch)

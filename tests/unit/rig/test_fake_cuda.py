@@ -14,8 +14,9 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_map_only
 
+from ddp_train.interfaces.objective import evaluated, loss_sum, value_sums
 from ddp_train.training.build.make import make_optimizer
-from tests.unit.rig.cases import NAMES, case, config_of
+from tests.unit.rig.cases import NAMES, SAMPLES, case, config_of
 from tests.unit.rig.fake_gpu import CUDA, Moved, autocast, fake, on_a_gpu, onto_gpu
 
 TwoDevices = getattr(fake_tensor, "FakeTensorDeviceMismatchError", RuntimeError)  # which has a name of its own since 2.13
@@ -31,13 +32,12 @@ def test_the_host_waits_for_no_forward_and_all_is_on_one_device(name: str, dtype
             onto_gpu(objective)
         batch = tree_map_only(Tensor, fake, batch)
         with autocast(dtype):
-            loss = objective.loss(model, batch)
-            scored = objective.score(model.eval(), batch)
-            totals, rows = objective.predict(model, batch)[:2] if hasattr(objective, "predict") else ({}, {})
-        weight = objective.weight(batch)
-    given = [loss, *scored.values(), *totals.values(), *rows.values(), *([weight] if isinstance(weight, Tensor) else [])]
-    assert {value.device for value in given} == {CUDA}
-    assert loss.dtype in (torch.float32, torch.float64)
+            loss = loss_sum(objective, model, batch)
+            measured = evaluated(objective, model.eval(), batch)
+        sums = [each for name, value in measured.values.items() for each in value_sums(name, value, SAMPLES)]
+    given = [*loss, *sums, *measured.rows.values(), *(measured.compared or ())]
+    assert {value.device for value in given if isinstance(value, Tensor)} == {CUDA}
+    assert loss.total.dtype in (torch.float32, torch.float64)
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {}, "sgd": {}, "muon": {}}

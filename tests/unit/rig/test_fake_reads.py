@@ -158,7 +158,7 @@ CASES: dict[str, tuple[Callable[[], None], Any, str]] = {
     "what a step logs": (take_steps, Logged, "add"),
     "a record": (record, LogWindow, "end_step"),
     "batches": (copy_batches, device_copy, "to_device"),
-    "an evaluation": (evaluate_all, Classification, "score"),
+    "an evaluation": (evaluate_all, Classification, "measure"),
     "the model that is evaluated": (evaluate_all, nn.Linear, "forward"),
 }
 """What is done, and where an `.item()` is planted."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import Batch
+from ddp_train.interfaces import Batch, Evaluated
 from ddp_train.objective.classification import Classification
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.loop.evaluation import evaluate
@@ -40,11 +40,11 @@ class Warm(nn.Module, Classification):
         logits = model(images) / self.log_temperature.exp()
         if self.training:
             self.seen += logits.detach().mean() * 0 + 1  # type: ignore[operator]
-        return F.cross_entropy(logits, labels, reduction="sum") + 0.01 * (logits - self.centres[labels]).square().sum()
+        return F.cross_entropy(logits, labels, reduction="none") + 0.01 * (logits - self.centres[labels]).square().sum(dim=1)
 
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
         assert not self.drop.training
-        return super().score(model, batch)
+        return super().evaluate(model, batch)
 
 
 class Hidden(Classification):

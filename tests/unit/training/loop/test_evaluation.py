@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Batch, Evaluated
+from ddp_train.interfaces.objective import evaluated
 from ddp_train.loader.reader import MicroBatch
+from ddp_train.objective.classification import Classification
+from ddp_train.objective.supervised import LossObjective
 from ddp_train.scheduler.schedule import Plateau
 from ddp_train.training.loop.evaluation import evaluate, in_lockstep, on_any_rank
 from ddp_train.training.parts.evaluated_weights import averages
@@ -161,9 +166,30 @@ def test_all_stop_when_one_is_asked_to() -> None:
     assert [is_asked(), is_asked()] == [False, True]
 
 
-def test_sums_may_have_any_name() -> None:
+def test_values_may_have_any_name() -> None:
+    parts, names = components("evaluation.batch_size=32"), ("gave_up", "skipped_samples", "loss /")
+    parts.objective.evaluate = lambda model, batch: {name: torch.ones(len(batch[0])) for name in names}  # type: ignore[method-assign]
+    parts.objective.metrics = lambda means: means  # type: ignore[method-assign]
+    assert evaluate(parts, alone()) == dict.fromkeys(names, 1.0)
+
+
+class Half(Classification):
+    def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
+        return super().evaluate(model, batch)._replace(rows={"half": torch.full((len(batch[0]), 2), 0.5)})
+
+
+def test_values_of_samples_are_rows_and_rows_are_what_is_said() -> None:
     parts = components()
-    score = parts.objective.score
-    parts.objective.score = lambda model, batch: score(model, batch) | {name: torch.tensor(2.0) for name in ("gave_up", "skipped_samples")}
-    parts.objective.metrics = lambda sums: {name: sums[name] for name in ("gave_up", "skipped_samples")}
-    assert evaluate(parts, alone()) == dict.fromkeys(("gave_up", "skipped_samples"), 2.0 * len(list(parts.eval_loaders[""])))
+    batch = next(iter(parts.eval_loaders[""])).batch
+    rows = evaluated(Half(), parts.model, batch).rows
+    assert list(rows) == ["accuracy", "accuracy_top5", "loss", "half"]
+    assert rows["half"].shape == (len(batch[0]), 2) and rows["accuracy"].dtype == torch.bool
+    only_means = evaluated(LossObjective(nn.CrossEntropyLoss()), parts.model, batch)
+    assert list(only_means.rows) == ["output"]
+
+
+def test_predictions_of_an_objective_that_has_no_rows_are_refused(tmp_path: Path) -> None:
+    parts = components()
+    parts.objective.evaluate = lambda model, batch: {"loss": torch.tensor(1.0)}  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=r"evaluation\.save_predictions: is true, and Classification\.evaluate gives nothing"):
+        evaluate(parts, alone(), predictions=lambda name: tmp_path / "there")

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World, alone
+from ddp_train.interfaces import Ratio
 from ddp_train.interfaces.strategy import local_rows
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.loop.train_step import clip, total_norm
+from ddp_train.training.loop.train_step import GlobalUnits, clip, total_norm
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record import log_window
 from ddp_train.training.record.logged import Reduction
@@ -69,12 +70,71 @@ def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_units() -> None:
 def test_units_need_not_be_whole_numbers() -> None:
     def gradient(share: float) -> Tensor:
         parts = ragged_components("trainer.global_batch_size=12")
-        weight, loss = parts.objective.weight, parts.objective.loss
-        parts.objective.weight = lambda batch: weight(batch) * share  # type: ignore[method-assign]
-        parts.objective.loss = lambda model, batch: loss(model, batch) * share  # type: ignore[method-assign]
+        loss: Any = parts.objective.loss
+        scaled = lambda losses, mask, by_column: Ratio(losses * share, mask * share)  # noqa: E731
+        parts.objective.loss = lambda model, batch: scaled(*loss(model, batch))  # type: ignore[method-assign]
         return gradient_of_one_step(parts)
 
     assert torch.allclose(gradient(2**-10), gradient(1.0), rtol=1e-5, atol=1e-7)  # all 30 targets together weigh less than 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(World):
+    """Returns what is told: the sums over two ranks."""
+
+    sums: list[Tensor] = field(default_factory=list)
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self.sums.pop(0)
+
+
+@pytest.mark.parametrize("is_per_rank", [False, True])
+@pytest.mark.parametrize("counts", [[[3, 1, 0], [2, 7, 5]], [[0, 0, 4], [0, 1, 9]], [[0, 0, 0], [0, 0, 0]], [[3], [4]]])
+def test_a_ratios_gradient_is_the_exact_mean_over_ranks_and_micro_batches(counts: list[list[int]], is_per_rank: bool) -> None:
+    """Each micro-batch has losses of a sum of its own, with a stand-in where it counts nothing at all."""
+    num = len(counts[0])
+    sums = [torch.tensor(float(sum(row[0] for row in counts))), torch.tensor(float(sum(map(sum, counts))))]
+    gradients = []
+    for rank, row in enumerate(counts):
+        world = Told(rank=rank, size=2, local_rank=rank, local_size=2, device=torch.device("cpu"), sums=[each.clone() for each in sums])
+        units, gradient = GlobalUnits(world, is_per_rank=is_per_rank, global_batch_size=4, num_micro_batches=num), torch.zeros(())
+        for place, count in enumerate(row):
+            micro_batch = MicroBatch((torch.zeros(2),), is_stand_in=not count)
+            units.add(micro_batch, torch.tensor(count or 99))
+            gradient += (rank + place + 1.0 if count else 0.0) * units.factor
+        correction = units.correction()
+        gradients.append(gradient if correction is None else gradient * correction)
+    losses = [sum(rank + place + 1.0 for place, count in enumerate(row) if count) for rank, row in enumerate(counts)]
+    if is_per_rank:  # steps of each rank's own
+        for gradient, loss, row in zip(gradients, losses, counts, strict=True):
+            assert float(gradient) == pytest.approx(loss / (sum(row) or 1))
+    else:  # of which the strategy takes the mean
+        assert float(sum(gradients)) / 2 == pytest.approx(sum(losses) / (sum(map(sum, counts)) or 1))
+
+
+def test_units_of_an_int_are_as_many_for_each_sample_and_cost_no_collective() -> None:
+    world = Told(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
+    units = GlobalUnits(world, is_per_rank=False, global_batch_size=10, num_micro_batches=2)
+    for size in (3, 2):
+        units.add(MicroBatch((torch.zeros(size),)), 7 * size)
+    assert units.total == 70 and units.factor == 2 / 70 and units.correction() is None
+
+
+def test_losses_of_samples_their_mean_and_a_ratio_give_one_gradient() -> None:
+    def gradient(reduce: Callable[[Tensor], Any]) -> Tensor:
+        parts = components("trainer.global_batch_size=30", "loader.micro_batch_size=7")
+        losses = lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")  # noqa: E731
+        parts.objective.loss = lambda model, batch: reduce(losses(model, batch))  # type: ignore[method-assign]
+        return gradient_of_one_step(parts)
+
+    expected = gradient(torch.mean)
+    for reduce in (
+        lambda losses: losses,
+        lambda losses: Ratio(losses, len(losses)),
+        lambda losses: Ratio(losses, torch.ones_like(losses)),
+        lambda losses: Ratio(losses.sum(), torch.tensor(len(losses))),
+    ):
+        torch.testing.assert_close(gradient(reduce), expected, rtol=1e-5, atol=1e-7)
 
 
 class _Doubled(torch.autograd.Function):
@@ -93,7 +153,7 @@ def test_a_backward_that_changes_its_gradient_in_place_spoils_no_later_one() -> 
     def gradient(change: Callable[[Tensor], Tensor]) -> Tensor:
         parts = components("trainer.global_batch_size=30", "loader.micro_batch_size=7")
         loss = parts.objective.loss
-        parts.objective.loss = lambda model, batch: change(loss(model, batch))  # type: ignore[method-assign]
+        parts.objective.loss = lambda model, batch: change(loss(model, batch))  # type: ignore[method-assign, arg-type]
         return gradient_of_one_step(parts)
 
     assert torch.equal(gradient(_Doubled.apply), gradient(lambda loss: 2 * loss))
@@ -123,21 +183,12 @@ class Counting(World):
     events: list[str] = field(default_factory=list)
 
     def sum(self, values: Tensor) -> Tensor:
-        self.events.append("all-reduce, waited for")
+        self.events.append("sum")
         return super().sum(values)
-
-    def start_sum(self, values: Tensor) -> Callable[[], Tensor]:
-        self.events.append("begin")
-
-        def wait() -> Tensor:
-            self.events.append("wait")
-            return values
-
-        return wait
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_known(is_known: bool) -> None:
+def test_units_are_added_up_after_the_first_forward_and_the_last_backward_and_never_where_they_are_known(is_known: bool) -> None:
     parts = (
         components("trainer.global_batch_size=12", "loader.micro_batch_size=5")
         if is_known
@@ -148,7 +199,7 @@ def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
     trainer(parts, world=world).train_step(micro_batches, global_batch_size=12)
     forwards = ["forward"] * 3
-    assert world.events == (forwards if is_known else ["begin", "forward", "wait", "forward", "forward"])
+    assert world.events == (forwards if is_known else ["forward", "sum", "forward", "forward", "sum"])
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])

@@ -304,5 +304,5 @@ def test_cuda_graphs_of_blocks_begin_anew_with_each_batch_and_not_with_each_bloc
     for _ in range(2):
         parts.loss(batch, parts.turns.plain)
         with torch.no_grad():
-            parts.evaluate_batch(batch, with_predictions=False)
+            parts.evaluate_batch(batch)
     assert graphs.begins == 4 * [True, False]

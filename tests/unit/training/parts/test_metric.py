@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+import math
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, ConfigErrors
-from ddp_train.training.build.make import as_metric, make_metrics
+from ddp_train.interfaces import Ratio, Value
+from ddp_train.training.build.make import as_metric
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.parts.metric import FunctionMetric, KeptMetric, require_numbers, results, update
+from ddp_train.training.parts.metric import FunctionMetric, KeptMetric, ValueTotals, require_numbers, results, update
 from tests.unit.parts import checked, components
 
 torch.manual_seed(0)
@@ -200,9 +201,76 @@ def test_a_metric_that_gives_no_number_is_refused_before_the_first_step() -> Non
         require_numbers(metrics)
 
 
-def test_an_objective_that_compares_nothing_is_told_the_signature_and_how_to_leave_the_metric_out() -> None:
-    class Silent:
-        goals = MappingProxyType({"loss": "min"})
+def test_an_objective_that_compares_nothing_is_told_what_to_give_and_how_to_leave_the_metric_out() -> None:
+    metrics = {"f1": as_metric(number, "f1", torch.device("cpu"))}
+    with pytest.raises(ConfigError, match=r"evaluation\.metrics: has f1, (.|\n)*compared=(.|\n)*fix: ~evaluation\.metrics\.f1"):
+        update(metrics, None)
+    update({}, None)
 
-    with pytest.raises(ConfigError, match=r"compare\(model, batch\)(.|\n)*or '~evaluation\.metrics\.f1'"):
-        make_metrics({"f1": {"_target_": "any"}}, Silent(), alone(), {})  # type: ignore[arg-type]
+
+def _added(totals: ValueTotals, *batches: tuple[dict[str, Value], int]) -> ValueTotals:
+    for values, size in batches:
+        totals.add(values, size=size, counts=True)
+    return totals
+
+
+MASK = torch.tensor([[True, False, False], [True, True, True]])
+LOSSES = torch.tensor([[3.0, math.inf, math.nan], [1.0, 2.0, 4.0]])
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts", "mean"),
+    [
+        ((torch.tensor([1.0, 2.0, 6.0]), 3), [(torch.tensor([1.0]), 1), (torch.tensor([2.0, 6.0]), 2)], 3.0),
+        ((torch.tensor([True, False, True]), 3), [(torch.tensor([True]), 1), (torch.tensor([False, True]), 2)], 2 / 3),
+        ((torch.tensor(3.0), 3), [(torch.tensor(1.0), 1), (torch.tensor(4.0), 2)], 3.0),
+        (
+            (Ratio(LOSSES.where(MASK, 0.0), MASK), 2),
+            [(Ratio(LOSSES[:1].where(MASK[:1], 0.0), MASK[:1]), 1), (Ratio(LOSSES[1:], 3), 1)],
+            2.5,
+        ),
+        (
+            (Ratio(MASK, torch.ones(2, 3, dtype=torch.int64), by_column=True), 2),
+            [(Ratio(MASK[:1], 1, by_column=True), 1), (Ratio(MASK[1:], 1, by_column=True), 1)],
+            [1.0, 0.5, 0.5],
+        ),
+    ],
+    ids=["numbers of samples", "whether", "means", "ratios", "columns"],
+)
+def test_means_are_over_all_samples_whatever_the_batches(whole: Any, parts: Any, mean: Any) -> None:
+    if not isinstance(whole[0], Ratio) or not isinstance(parts[-1][0].denominator, int):
+        assert _added(ValueTotals(), *(({"it": value}, size) for value, size in parts)).means(_alone)["it"] == pytest.approx(mean)
+    assert _added(ValueTotals(), ({"it": whole[0]}, whole[1])).means(_alone)["it"] == pytest.approx(mean)
+
+
+def _alone(sums: Tensor) -> Tensor:
+    return sums
+
+
+def test_ranks_sums_are_added_in_three_reductions_and_a_stand_in_counts_nothing() -> None:
+    mine, told = ValueTotals(), list[Tensor]()
+    values: dict[str, Value] = {"right": torch.tensor([True, False]), "loss": torch.tensor(0.5), "iou": Ratio(MASK, MASK, by_column=True)}
+    mine.add(values, size=2, counts=True)
+    mine.add(values, size=2, counts=False)  # of a rank that is done: the names alone
+
+    def of_two_ranks(sums: Tensor) -> Tensor:
+        told.append(sums)
+        return 2 * sums
+
+    assert mine.means(of_two_ranks) == {"right": 0.5, "loss": 0.5, "iou": [1.0, 1.0, 1.0]}
+    assert [each.dtype for each in told] == [torch.int64, torch.float64, torch.int64]
+
+
+def test_a_mean_of_nothing_is_0_and_in_a_column_not_a_number_and_integers_are_exact() -> None:
+    nothing: dict[str, Value] = {
+        "tokens": Ratio(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool)),
+        "classes": Ratio(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[0, 1], [0, 1]]), by_column=True),
+    }
+    means = _added(ValueTotals(), (nothing, 2)).means(_alone)
+    assert means["tokens"] == 0.0 and math.isnan(means["classes"][0]) and means["classes"][1] == 0.0
+    large = 2**60 + 1  # float64 has 53 bits
+    exact: dict[str, Value] = {"it": Ratio(torch.tensor([large, -(2**60)]), 1)}
+    assert _added(ValueTotals(), (exact, 2)).means(_alone) == {"it": 1.0}
+    stand_in = ValueTotals()
+    stand_in.add({"it": torch.ones(2)}, size=2, counts=False)
+    assert stand_in.means(_alone)["it"] == 0.0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces import Batch, Goal, TurnObjective
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record
 from ddp_train.training.state.saved_state import start_from
@@ -31,27 +31,17 @@ class Pair(nn.Module):
         self.discriminator = nn.Sequential(nn.Linear(768, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
-class Adversarial:
+class Adversarial(TurnObjective):
     """A GAN that makes its noise of the labels, so that no split of a batch changes it."""
 
-    goals: Mapping[str, Goal] = {"gap": "min"}
+    goals: Mapping[str, Goal] = {}
     turns: Mapping[str, Sequence[str]] = {"discriminator": ["discriminator"], "generator": ["generator"]}
 
-    def weight(self, batch: Batch) -> int:
-        return len(batch[1])
-
-    def loss(self, model: Any, batch: Batch, turn: str) -> Tensor:
+    def loss(self, model: Any, batch: Batch, turn: str = "") -> Tensor:
         real, fake = batch[0].flatten(1), self.make(model, batch)
         if turn == "generator":
-            return F.softplus(-model.discriminator(fake)).sum()
-        return (F.softplus(-model.discriminator(real)) + F.softplus(model.discriminator(fake.detach()))).sum()
-
-    def score(self, model: Any, batch: Batch) -> dict[str, Tensor]:
-        gap = model.discriminator(batch[0].flatten(1)) - model.discriminator(self.make(model, batch))
-        return {"gap": gap.sum(dtype=torch.float64), "samples": torch.tensor(len(gap))}
-
-    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        return {"gap": abs(totals["gap"]) / totals["samples"]}
+            return F.softplus(-model.discriminator(fake))[:, 0]
+        return (F.softplus(-model.discriminator(real)) + F.softplus(model.discriminator(fake.detach()))).mean()
 
     @staticmethod
     def make(model: Any, batch: Batch) -> Tensor:
@@ -84,16 +74,13 @@ class Actors(nn.Module):
 class ActorCritic(Adversarial):
     turns: Mapping[str, Sequence[str]] = {"critic": ["trunk", "critic"], "actor": ["trunk", "actor"]}
 
-    def loss(self, model: Any, batch: Batch, turn: str) -> Tensor:
+    def loss(self, model: Any, batch: Batch, turn: str = "") -> Tensor:
         seen, reward = model.trunk(batch[0].flatten(1)).relu(), batch[1].float() / 10
         value = model.critic(seen)[:, 0]
         if turn == "critic":
-            return (value - reward).square().sum()
+            return (value - reward).square()
         chosen = model.actor(seen).log_softmax(dim=1).gather(1, batch[1][:, None])[:, 0]
-        return -(chosen * (reward - value.detach())).sum()
-
-    def score(self, model: Any, batch: Batch) -> dict[str, Tensor]:
-        return {"gap": self.loss(model, batch, "critic"), "samples": torch.tensor(len(batch[1]))}
+        return -chosen * (reward - value.detach())
 
 
 class Bad(Adversarial):
@@ -101,7 +88,7 @@ class Bad(Adversarial):
 
     lost: Iterator[bool] = iter(())
 
-    def loss(self, model: Any, batch: Batch, turn: str) -> Tensor:
+    def loss(self, model: Any, batch: Batch, turn: str = "") -> Tensor:
         loss = super().loss(model, batch, turn)
         return loss * float("nan") if turn == "discriminator" and next(self.lost, False) else loss
 
@@ -138,7 +125,7 @@ def by_hand(steps: int) -> dict[str, Tensor]:
         batch = next(stream).batch
         for name, optimizer in optimizers.items():
             optimizer.zero_grad()
-            loss = objective.loss(model, batch, name) / len(batch[1])
+            loss = objective.loss(model, batch, name).mean()
             gradients = torch.autograd.grad(loss, list(getattr(model, name).parameters()))
             for parameter, gradient in zip(getattr(model, name).parameters(), gradients, strict=True):
                 parameter.grad = gradient
