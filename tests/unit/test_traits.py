@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import DataSource, MetricWriter, Objective, Scheduler, Strategy
+from ddp_train.interfaces import DataSource, MetricWriter, Scheduler, Strategy
 from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.loader.dataset_adapter import AdaptedSource, as_source
 from ddp_train.optimizer.several_optimizers import Several
@@ -118,7 +118,6 @@ def test_what_the_object_lacks_is_our_default(kind: type[Adapted], base: ABCMeta
         (DataSource, "facts, __len__, batch"),
         (MetricWriter, "write, close"),
         (Scheduler, "step, get_last_lr, state_dict, load_state_dict"),
-        (Objective, "goals, weight, score, metrics, loss"),
     ],
 )
 def test_one_without_what_an_interface_asks_for_is_refused_by_name(interface: type, missing: str) -> None:

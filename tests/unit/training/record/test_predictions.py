@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 from ddp_train.distributed.world import alone
-from ddp_train.errors import ConfigError
 from ddp_train.loader.dataset_adapter import DatasetSource
 from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.objective.language_modeling import LanguageModeling
@@ -42,6 +41,8 @@ def test_each_sample_has_its_row_and_they_say_what_the_metrics_say(tmp_path: Pat
         "target": ("int64", (101,)),
         "probability": ("float32", (101,)),
         "loss": ("float32", (101,)),
+        "accuracy": ("bool", (101,)),
+        "accuracy_top5": ("bool", (101,)),
     }
     images, labels = (torch.cat(columns) for columns in zip(*(micro_batch.batch for micro_batch in parts.eval_loader), strict=True))
     with torch.no_grad():
@@ -149,20 +150,6 @@ def test_predictions_of_a_step_with_more_digits_are_later_ones(tmp_path: Path) -
         (tmp_path / name).mkdir()
     forget_after(tmp_path, 99_999_999)
     assert [path.name for path in tmp_path.iterdir()] == ["step_99999999"]
-
-
-class Mute:
-    """An objective that cannot tell of single samples."""
-
-    goals = {"loss": "min"}  # noqa: RUF012
-    weight = loss = score = metrics = lambda self, *arguments: None
-
-
-def test_an_objective_that_cannot_predict_is_refused_when_it_should() -> None:
-    mute = ["objective._target_=tests.unit.training.record.test_predictions.Mute", "~objective.label_smoothing"]
-    with pytest.raises(ConfigError, match="objective Mute cannot predict"):
-        components(*mute, "evaluation.save_predictions=true")
-    components(*mute)
 
 
 def test_predictions_of_no_evaluation_are_refused() -> None:
