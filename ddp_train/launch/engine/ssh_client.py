@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import IO, NamedTuple
 
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, TERMINATED, EnvironmentRefuses, printable
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, EnvironmentRefuses, code_of_signals, printable
 from ddp_train.launch.engine.ssh_remote import MARK, READY
 from ddp_train.launch.signals import LISTENED
 from ddp_train.run_folder.paths import RunFolder
@@ -89,7 +89,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     if problems:
         return ENVIRONMENT_REFUSES
     if code == DONE and received:
-        code = INTERRUPTED if signal.SIGINT in received else TERMINATED  # where the folder has nothing better
+        code = code_of_signals(received)  # where the folder has nothing better
     return exit_code_after_agent(run_folder, code, before=before)
 
 

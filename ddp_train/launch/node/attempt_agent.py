@@ -8,7 +8,7 @@ import sys
 import time
 
 from ddp_train.config.cluster import REGISTRY, environment_of, rank_environment
-from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
+from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, shell_code
 from ddp_train.launch.fork_requests import AgentOptions, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.this_node import ThisNode
@@ -96,7 +96,7 @@ class AttemptAgent:
         host = self._host()
         problem = await _unreachable_store(host, self.attempt.port) if self._listener is None else None
         if last_signal := signal.SIGKILL if self._is_killed else self.stop_signal:  # the agent is not to begin
-            return 128 + last_signal, ""
+            return shell_code(-last_signal), ""
         if problem:
             return ENVIRONMENT_REFUSES, problem
         if self.attempt.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
@@ -118,7 +118,7 @@ class AttemptAgent:
             report = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
             why = report.message
             self._record(report)
-        return code if code >= 0 else 128 - code, why
+        return shell_code(code), why
 
     def _record(self, report: failure.Failure) -> None:
         if self.folder is not None and not self.folder.has_ended_since(self.before):
