@@ -33,7 +33,7 @@ from ddp_train.interfaces.objective import whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.supervised import LossObjective
-from ddp_train.run_folder import failure
+from ddp_train.system.stack_dump import user_line
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.check.rehearsal import restoring_state
 from ddp_train.training.parts import metric
@@ -166,7 +166,7 @@ def _mismatch_error(error: Exception, components: EvaluationComponents, trial: _
     return ConfigError(
         key="data, objective" if not forward.takes else "model" if not forward.gives else "objective",
         happened=f"{trial.name} fails: {type(error).__name__}: {error}\n"
-        f"  {failure.user_line(error)}\n"
+        f"  {user_line(error)}\n"
         f"  data       gives {describe(batch)}\n"
         f"  model      {type(model).__name__} ({types}) {forward}\n"
         f"  objective  {getattr(loss, '__name__', type(loss).__name__)}",
