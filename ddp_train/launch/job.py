@@ -1,17 +1,24 @@
-"""One job: what the composing process decides, and every rank receives unchanged."""
+"""One job: what the composing process decides, and every rank receives unchanged; and when it has to stop."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.tree import value_at
+from ddp_train.errors import UserError
+from ddp_train.launch import restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_json
+from ddp_train.system.process_env import is_torchrun_worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +105,23 @@ class Job:
         [(kind, arguments)] = fields["work"].items()
         run_folder, work = RunFolder(Path(fields["run_folder"])), _WORKS[kind](**arguments)
         return cls(**{**fields, "config": config, "run_folder": run_folder, "work": work})
+
+
+def stops_at(cluster: ClusterConfig, *, asks_slurm: bool = False) -> float | None:
+    """Return the time at which a run has to stop, in seconds since the epoch; None: no limit is known.
+
+    A job of `cluster=slurm` has asked SLURM for its walltime: there SLURM's word counts.
+    `asks_slurm`: `scontrol update` may have moved the end since the job began: ask for it. Takes up to the client's time-out.
+    """
+    end = os.environ.get("SLURM_JOB_END_TIME", "")  # seconds since the epoch, in the environment of sbatch and srun
+    ends = float(end) if end.isdigit() else None
+    if asks_slurm and ends is not None and (job := os.environ.get("SLURM_JOB_ID")):
+        from ddp_train.launch.engine import slurm_client  # which a rank needs once, if ever
+
+        with suppress(UserError):  # no client in this container, or a controller that does not answer
+            ends = slurm_client.state(job).ends or ends
+    limits = [ends] if ends is not None and ends > time.time() else []  # else of another allocation
+    if cluster.walltime is not None and not (limits and cluster.launcher == "slurm"):
+        started = restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED
+        limits.append(started + cluster.walltime)
+    return min(limits) - cluster.grace_s if limits else None

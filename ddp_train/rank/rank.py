@@ -16,8 +16,7 @@ from ddp_train.distributed.store import MEET_WITHIN_S, JoinedAttempt, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import DONE, UserError
 from ddp_train.launch import restart_note
-from ddp_train.launch.job import Evaluation, Job, Program
-from ddp_train.launch.job_runner import stops_at
+from ddp_train.launch.job import Evaluation, Job, Program, stops_at
 from ddp_train.rank import summary
 from ddp_train.rank.blame import report_failure, report_lost_rank
 from ddp_train.rank.log import rank_log
