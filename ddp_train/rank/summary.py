@@ -83,11 +83,11 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     if order.epoch_size and order.epoch_size < wanted:
         size = f"its {order.epoch_size:,} samples are fewer than a global batch"
         lines.append(f"data     {size}: each step takes all of them, not {wanted:,}")
-    lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.samples)]
+    lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.position)]
     if gathered := [name for name, metric in components.metrics.items() if metric.is_gathered]:
         lines.append(f"metrics  rank 0 gathers the data of {', '.join(gathered)}, which grows with the evaluation set")
     if state.step:
-        lines.append(f"resumed  after step {state.step}, {state.samples:,} samples")
+        lines.append(f"resumed  after step {state.step}, {state.position:,} samples")
     return "\n".join(lines)
 
 

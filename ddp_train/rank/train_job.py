@@ -252,7 +252,7 @@ def _writers(run: RankRun, components: Components) -> list[MetricWriter]:
         step=state.step,
         total_steps=components.total_steps,
         phases=run.phases,
-        epoch=epochs(components.train_loader.order, state.samples),
+        epoch=epochs(components.train_loader.order, state.position),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
         notes=lambda: live_notes(
             job.run_folder, {metric: (best.value, best.step) for metric, best in state.best.items()}, restarts=process_env.restart_count()
@@ -307,8 +307,8 @@ def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: st
     result = Result(
         status=status,
         step=state.step,
-        epoch=epochs(trainer.components.train_loader.order, state.samples),
-        samples=state.samples,
+        epoch=epochs(trainer.components.train_loader.order, state.position),
+        samples=state.position,
         metrics={"last": trainer.services.records.last_values, "best": {metric: asdict(best) for metric, best in state.best.items()}},
         headline={"metric": ranking.metric, "goal": ranking.goal},
         seconds=round(time.monotonic() - run.started_monotonic, 3),

@@ -10,6 +10,8 @@ from typing import Any
 
 from ddp_train.traits import Goal
 
+SAVED_AS = {"position": "samples", "undone": "samples"}  # field -> its key in a checkpoint, where that is another word
+
 
 @dataclass(frozen=True)
 class WindowSums:
@@ -54,7 +56,7 @@ class Jump:
 
     from_step: int
     to_step: int
-    samples: tuple[int, int]  # the positions [start, stop) of samples whose training was undone
+    undone: tuple[int, int]  # the positions [start, stop) of samples whose training was undone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +97,10 @@ class Best:
 
 @dataclass
 class TrainState:
-    """The position of a run. The data's position is one integer: how many samples were trained on or jumped over, all ranks and epochs."""
+    """Where a run is, and what a checkpoint keeps of it."""
 
     step: int = 0
-    samples: int = 0
+    position: int = 0  # the data's: how many samples were trained on or jumped over, all ranks and epochs
     best: dict[str, Best] = field(default_factory=dict)  # by metric
     evaluation_pending: bool = False  # a stop came between the step and its evaluation
     losses: dict[str, list[float]] = field(default_factory=dict)  # of the last steps by their turns, only where spikes are looked for
@@ -121,11 +123,14 @@ class TrainState:
         vars(self).update(vars(TrainState()))
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "saved_window"}
+        saved = asdict(self, dict_factory=lambda items: {SAVED_AS.get(name, name): value for name, value in items})
+        del saved["saved_window"]
+        return saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in vars(self).keys() - {"saved_window"}:
-            setattr(self, name, state[name])
+            setattr(self, name, state[SAVED_AS.get(name, name)])
         self.early_end = EarlyEnd(**state["early_end"]) if state["early_end"] else None
         self.best = {metric: Best(**best) for metric, best in state["best"].items()}
-        self.jumps = [Jump(**{**jump, "samples": tuple(jump["samples"])}) for jump in state["jumps"]]
+        jumps = state["jumps"]
+        self.jumps = [Jump(from_step=jump["from_step"], to_step=jump["to_step"], undone=tuple(jump[SAVED_AS["undone"]])) for jump in jumps]

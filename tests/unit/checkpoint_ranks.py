@@ -70,7 +70,7 @@ class Ranks:
 
     def start(self, step: int, **settings: Any) -> None:
         """Begin to save on every rank."""
-        state = TrainState(step=step, samples=step * 32)
+        state = TrainState(step=step, position=step * 32)
         for rank, (saver, world) in enumerate(zip(self.savers, self.worlds, strict=True)):
             saver.save(checkpoint_content(self.parts[rank], state, WindowSums([float(rank)], [2.0], skipped=rank), world), **settings)
 

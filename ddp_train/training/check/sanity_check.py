@@ -61,15 +61,15 @@ class _Trial:
         return normalise_and_mix(self.micro_batch.batch)
 
 
-def try_first_batches(components: Components, first: MicroBatch, world: World, *, samples: int, with_predictions: bool) -> None:
+def try_first_batches(components: Components, first: MicroBatch, world: World, *, position: int, with_predictions: bool) -> None:
     """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints a line for each.
 
-    The data is at `samples`; `with_predictions`: evaluations save predictions. Raises ConfigError: data, model and objective do not fit.
+    `position`: the data's; `with_predictions`: evaluations save predictions. Raises ConfigError: data, model and objective do not fit.
     DataError: a label is out of range.
     """
     lines = []
     with restoring_state(components, world.device), without_compiling():  # hooks on a forward would be compiled into it
-        for trial in _trials(components, first, samples):
+        for trial in _trials(components, first, position):
             lines.append(_try(components, trial, world, with_predictions=with_predictions))
             _refuse_means(components, trial, world)
     if world.device.type == "cuda":
@@ -77,9 +77,9 @@ def try_first_batches(components: Components, first: MicroBatch, world: World, *
     world.print(*(f"tried    {line}" for line in lines))
 
 
-def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator[_Trial]:
+def _trials(components: Components, first: MicroBatch, position: int) -> Iterator[_Trial]:
     loader = components.train_loader
-    yield _Trial("the first training batch", True, first, loader.sample_ids(samples, 0), loader.source)
+    yield _Trial("the first training batch", True, first, loader.sample_ids(position, 0), loader.source)
     for set_name, eval_loader in components.eval_loaders.items():
         if (evaluated := eval_loader.peek()) is not None:
             name = f"the first batch of evaluation set {set_name}" if set_name else "the first evaluation batch"

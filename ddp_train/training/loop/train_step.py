@@ -146,7 +146,7 @@ class TrainStep:
     def compute_gradients(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, turn: Turn) -> None:
         """Run all micro-batches of a turn forward and backward; the last backward reduces the gradients."""
         components = self.components
-        last = components.train_loader.num_micro_batches(self.state.samples) - 1
+        last = components.train_loader.num_micro_batches(self.state.position) - 1
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
                 with components.strategy.no_sync(turn.wrapped):

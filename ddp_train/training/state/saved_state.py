@@ -104,7 +104,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
     own = RankState(
         random=random_state(world.device),
         window=asdict(window),
-        loader=components.train_loader.state_dict(state.samples),
+        loader=components.train_loader.state_dict(state.position),
         replica=_replica(shared, kept.own_values, world) if is_replica else None,
         strategy=strategy_state if strategy.state_is_per_rank else None,
     )
