@@ -78,13 +78,13 @@ class Job:
         return self.work.checkpoint if isinstance(self.work, Training) else None
 
     @property
-    def begins_at(self) -> Path:
-        """The checkpoint that it continues from, or its run folder."""
+    def continues_from(self) -> Path:
+        """The checkpoint that was named to continue from, or the run folder."""
         return Path(self.checkpoint or self.run_folder.root)
 
-    def resumed_at(self, begins_at: Path) -> Job:
-        """Return the job of a later attempt, which begins there; an evaluation knows itself how far it is."""
-        checkpoint = str(begins_at) if begins_at != self.run_folder.root else None
+    def resumed_from(self, continues_from: Path) -> Job:
+        """Return the job of a later attempt; an evaluation knows itself how far it is."""
+        checkpoint = str(continues_from) if continues_from != self.run_folder.root else None
         return replace(self, work=Training(checkpoint=checkpoint)) if isinstance(self.work, Training) else self
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:

@@ -55,14 +55,14 @@ class CommandGroup(JobRunner):
 
     def _lead(self, load_cli: Callable[[], CommandLine]) -> RankEnding:
         """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""
-        begins_at = self._attempt.begins_at
-        if begins_at is not None:
-            if (final_code := final_code_before(begins_at)) is not None:  # a user's torchrun starts all again
+        continues_from = self._attempt.continues_from
+        if continues_from is not None:
+            if (final_code := final_code_before(continues_from)) is not None:  # a user's torchrun starts all again
                 self._announce({"exit_code": final_code})
                 return RankEnding(final_code, was_stopped=False)
-            archive_earlier_failure(begins_at, self._attempt.size)
+            archive_earlier_failure(continues_from, self._attempt.size)
         try:
-            code = load_cli().resume(begins_at, self) if begins_at else load_cli().run(self._words, self)
+            code = load_cli().resume(continues_from, self) if continues_from else load_cli().run(self._words, self)
             return RankEnding(code, was_stopped=code in STOPPED)
         finally:
             if self._leader is not None:
@@ -120,7 +120,7 @@ class CommandGroup(JobRunner):
     def _serve_job(self, job: Job) -> RankEnding:
         self.job = job
         if self._is_users_torchrun and job.is_run and process_env.num_nodes() > 1:
-            restart_note.remember_run(job.begins_at)
+            restart_note.remember_run(job.continues_from)
             if not _compare_machines(self._attempt.store, job, self._words):
                 return RankEnding(ENVIRONMENT_REFUSES, was_stopped=False)
         return serve_job(job, self._attempt, is_users_agent=self._is_users_torchrun)

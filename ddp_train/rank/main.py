@@ -46,7 +46,7 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
     if job is not None:
-        job = job if attempt.begins_at is None else job.resumed_at(attempt.begins_at)
+        job = job if attempt.continues_from is None else job.resumed_from(attempt.continues_from)
         ending = serve_job(job, attempt)
     else:
         from ddp_train.rank import command_group
@@ -66,6 +66,6 @@ def _meet_ranks(job: Job | None) -> JoinedAttempt:
     """Meet the other ranks, and make way for what this attempt writes. Collective. Raises UserError: a rank did not come."""
     note = restart_note.recall_run()
     rank, size = process_env.rank(), process_env.world_size()
-    if note is not None and rank == 0 and job is not None and final_code_before(note.begins_at) is None:  # before any rank can fail
-        archive_earlier_failure(note.begins_at, size)
-    return agree_on_attempt(join_store(), rank, size, begins_at=None if note is None else note.begins_at)
+    if note is not None and rank == 0 and job is not None and final_code_before(note.continues_from) is None:  # before any rank can fail
+        archive_earlier_failure(note.continues_from, size)
+    return agree_on_attempt(join_store(), rank, size, continues_from=None if note is None else note.continues_from)

@@ -50,7 +50,7 @@ def serve_job(job: Job, attempt: JoinedAttempt, *, is_users_agent: bool = False)
     """Call the function of a `Program` job; train or evaluate for any other."""
     if isinstance(job.work, Program):
         return RankEnding(int(locate(job.work.function)(attempt, job)), was_stopped=False)
-    restart_note.remember_run(job.begins_at)
+    restart_note.remember_run(job.continues_from)
     status = work_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
     return RankEnding(EXIT_CODE_OF_STOP.get(status, DONE), was_stopped=status in EXIT_CODE_OF_STOP)
 

@@ -100,7 +100,7 @@ class AttemptAgent:
         if problem:
             return ENVIRONMENT_REFUSES, problem
         if self.attempt.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
-            remember_run(self._job.begins_at, owner=os.getpid())  # no rank came so far as to write it
+            remember_run(self._job.continues_from, owner=os.getpid())  # no rank came so far as to write it
         files = [] if self._listener is None else [self._listener.fileno()]
         grace_s, attempt = self._this_node.cluster.grace_s, self.attempt
         options = AgentOptions(grace_s=grace_s, run_folder=self.folder, node_rank=attempt.rank, restarts=attempt.restarts)

@@ -35,8 +35,8 @@ def test_a_job_arrives_as_it_was_sent(work: Training | Evaluation | Program, tmp
     job = Job(config=checked(), run_folder=RunFolder(tmp_path), command=["ddp-train"], overrides=["seed=1"], work=work)
     received = Job.from_json(job.to_json())
     assert (received.work, received.is_run) == (work, not isinstance(work, Program))
-    assert received.begins_at == (Path("a") if isinstance(work, Training) else tmp_path)
-    assert received.to_json() == job.to_json() == received.resumed_at(received.begins_at).to_json()
+    assert received.continues_from == (Path("a") if isinstance(work, Training) else tmp_path)
+    assert received.to_json() == job.to_json() == received.resumed_from(received.continues_from).to_json()
 
 
 def test_a_run_stops_so_long_before_its_time_is_up_as_saving_may_take(monkeypatch: pytest.MonkeyPatch) -> None:

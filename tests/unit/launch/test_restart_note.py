@@ -23,7 +23,7 @@ def test_what_is_remembered_is_recalled_until_it_is_forgotten(folder: Path, monk
     restart_note.remember_run(Path("/runs/one"))
     restart_note.remember_run(Path("/runs/two"))
     note = restart_note.recall_run()
-    assert note == restart_note.RestartNote(begins_at=Path("/runs/two"), restarts=0, started=restart_note.STARTED)
+    assert note == restart_note.RestartNote(continues_from=Path("/runs/two"), restarts=0, started=restart_note.STARTED)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert restart_note.recall_run() == note
     restart_note.forget_run()

@@ -68,8 +68,8 @@ def in_wait_for_thread() -> list[FrameSummary]:
 def in_meeting() -> list[FrameSummary]:
     store = HashStore()
     return stack_in(
-        lambda: agree_on_attempt(store, 0, 2, begins_at=None, within_s=10),
-        then=lambda: agree_on_attempt(store, 1, 2, begins_at=None, within_s=10),
+        lambda: agree_on_attempt(store, 0, 2, continues_from=None, within_s=10),
+        then=lambda: agree_on_attempt(store, 1, 2, continues_from=None, within_s=10),
     )
 
 
