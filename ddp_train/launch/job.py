@@ -38,21 +38,21 @@ class Evaluation:
     @classmethod
     def read(cls, run_folder: RunFolder) -> Evaluation | None:
         """Return the evaluation that a folder was made for; None: a folder of training."""
-        return cls(**read_json(run_folder.task)) if run_folder.task.exists() else None
+        return cls(**read_json(run_folder.evaluation_task)) if run_folder.evaluation_task.exists() else None
 
     def write(self, run_folder: RunFolder) -> None:
         """Mark a folder as an evaluation's: a restart must not train in it."""
-        write_json(run_folder.task, asdict(self))
+        write_json(run_folder.evaluation_task, asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
-    """A program that ranks run instead of training: nothing is counted or continued, and it leaves only its output."""
+class RankProgram:
+    """A program that ranks run instead of a training or an evaluation: nothing is counted or continued, and it leaves only its output."""
 
     function: str  # its dotted path; each rank calls it
 
 
-_WORKS = {kind.__name__: kind for kind in (Training, Evaluation, Program)}
+_WORKS = {kind.__name__: kind for kind in (Training, Evaluation, RankProgram)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,12 @@ class Job:
     overrides: list[str]
     options: list[str] = field(default_factory=list)  # where its YAML lies, as it is typed: --config-dir=FOLDER and the like
     in_sweep: bool = False  # then the terminal shows the sweep's table, and the job's own output goes to its logs
-    work: Training | Evaluation | Program = Training()
+    work: Training | Evaluation | RankProgram = Training()
 
     @property
-    def is_run(self) -> bool:
-        """Whether its folder keeps how it goes."""
-        return not isinstance(self.work, Program)
+    def is_resumable(self) -> bool:
+        """Whether its folder keeps how it goes, so that it can be started again: a training or an evaluation."""
+        return not isinstance(self.work, RankProgram)
 
     @property
     def checkpoint(self) -> str | None:

@@ -45,9 +45,9 @@ class JobRunner(ABC):
     def run_to_end(self, job: Job, *, is_restart: bool = False) -> int:
         """Begin a run, or let it go on, run its job to its end, and return the exit code. `is_restart`: of ranks that have just died."""
         self.note_begun(job.run_folder.root)
-        if job.is_run and not is_restart:
+        if job.is_resumable and not is_restart:
             job.run_folder.reopen()
-        if job.is_run and engine_name_of(job.config.cluster) is None:  # under an engine the first machine asks (`cli.node`)
+        if job.is_resumable and engine_name_of(job.config.cluster) is None:  # under an engine the first machine asks (`cli.node`)
             no_progress = AttemptCount(job.run_folder).close_unfinished(counts_anew=job.checkpoint is not None and not is_restart)
             if no_progress is not None:
                 return self.end_without_progress(job, no_progress)

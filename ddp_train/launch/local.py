@@ -25,7 +25,7 @@ def run_on_this_machine(job: Job) -> int:
     """
     before, uses_compiler = job.run_folder.read_result(), job.config.uses_compiler
     code = start_agent_and_wait(_options(job), arguments_for(job), environment=_environment(job), uses_compiler=uses_compiler)
-    return exit_code_after_agent(job.run_folder, code, before=before) if job.is_run else code
+    return exit_code_after_agent(job.run_folder, code, before=before) if job.is_resumable else code
 
 
 @dataclass(kw_only=True)
@@ -87,12 +87,12 @@ class LocalSlot:
 def arguments_for(job: Job) -> list[str]:
     """Return torchrun's arguments for the agent that runs a job on this machine."""
     cluster = job.config.cluster
-    restarts = max_restarts(cluster, {}) if job.is_run and not job.in_sweep else 0  # a sweep starts its jobs again itself
+    restarts = max_restarts(cluster, {}) if job.is_resumable and not job.in_sweep else 0  # a sweep starts its jobs again itself
     return [*ALONE, f"--nproc-per-node={processes_of_nodes(cluster)[0]}", f"--max-restarts={restarts}", "-m", "ddp_train"]
 
 
 def _options(job: Job) -> AgentOptions:
-    cluster, run_folder = job.config.cluster, job.run_folder if job.is_run else None
+    cluster, run_folder = job.config.cluster, job.run_folder if job.is_resumable else None
     uses_torch_agent = cluster.agent == "torch"
     return AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, in_sweep=job.in_sweep, uses_torch_agent=uses_torch_agent)
 

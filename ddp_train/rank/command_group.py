@@ -119,7 +119,7 @@ class CommandGroup(JobRunner):
 
     def _serve_job(self, job: Job) -> RankEnding:
         self.job = job
-        if self._is_users_torchrun and job.is_run and process_env.num_nodes() > 1:
+        if self._is_users_torchrun and job.is_resumable and process_env.num_nodes() > 1:
             restart_note.remember_run(job.continues_from)
             if not _compare_machines(self._attempt.store, job, self._words):
                 return RankEnding(ENVIRONMENT_REFUSES, was_stopped=False)

@@ -55,7 +55,7 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
         ending, job = group.serve(load_cli), group.job
     if ending.was_stopped:  # the agent may start the ranks again, in another number, and some may be gone
         return DONE  # it has not failed: torchrun must neither restart it nor put its page about failures over our last line
-    within_s = _LEAVES_PROGRAM_WITHIN_S if job is not None and not job.is_run else LEAVE_WITHIN_S
+    within_s = _LEAVES_PROGRAM_WITHIN_S if job is not None and not job.is_resumable else LEAVE_WITHIN_S
     leave(attempt.store, attempt.rank, attempt.size, within_s=within_s)
     if ending.exit_code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
         restart_note.forget_run()

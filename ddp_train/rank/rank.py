@@ -16,7 +16,7 @@ from ddp_train.distributed.store import MEET_WITHIN_S, JoinedAttempt, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import DONE, UserError
 from ddp_train.launch import restart_note
-from ddp_train.launch.job import Evaluation, Job, Program, stops_at
+from ddp_train.launch.job import Evaluation, Job, RankProgram, stops_at
 from ddp_train.rank import summary
 from ddp_train.rank.blame import report_failure, report_lost_rank
 from ddp_train.rank.log import rank_log
@@ -43,12 +43,12 @@ class RankEnding(NamedTuple):
     """How what the ranks were started for has ended."""
 
     exit_code: int
-    was_stopped: bool  # in good order; a `Program` that returns the exit code of a stop was not
+    was_stopped: bool  # in good order; a `RankProgram` that returns the exit code of a stop was not
 
 
 def serve_job(job: Job, attempt: JoinedAttempt, *, is_users_agent: bool = False) -> RankEnding:
-    """Call the function of a `Program` job; train or evaluate for any other."""
-    if isinstance(job.work, Program):
+    """Call the function of a `RankProgram` job; train or evaluate for any other."""
+    if isinstance(job.work, RankProgram):
         return RankEnding(int(locate(job.work.function)(attempt, job)), was_stopped=False)
     restart_note.remember_run(job.continues_from)
     status = work_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)

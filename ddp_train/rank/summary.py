@@ -151,7 +151,7 @@ def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> st
 
     `unsaved` says where the run continues instead, when that step could not be saved.
     """
-    if run_folder.task.exists():
+    if run_folder.evaluation_task.exists():
         return f"stopped; `{_resume(run_folder)}` does it again"
     what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
     if unsaved:

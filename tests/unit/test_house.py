@@ -110,7 +110,7 @@ def test_modules_that_are_named_in_texts_exist() -> None:
 
 
 def test_what_starts_ranks_does_not_know_which_programs_there_are() -> None:
-    """The doctor is one that a job names: `Program`."""
+    """The doctor is one that a job names: `RankProgram`."""
     knowing = [
         file for room in ("launch", "rank") for file in (FOLDER / room).rglob("*.py") if re.search("doctor|examin", file.read_text())
     ]

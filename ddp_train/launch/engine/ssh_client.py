@@ -49,10 +49,10 @@ class Remote(NamedTuple):
     script: str  # what that is told
 
 
-def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, is_run: bool = True) -> int:
+def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, is_resumable: bool = True) -> int:
     """Run the node programs to their ends, and return the exit code of the run; `least` machines are needed.
 
-    `is_run`: something of it stays that could be resumed.
+    `is_resumable`: as the job's.
     """
     os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
     received, lines = list[int](), list[_SshLine]()
@@ -76,7 +76,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     for problem in problems:
         print(f"\n{problem}", file=sys.stderr)
     if problems:
-        again = run_folder.resume_command() if is_run else "the same command"
+        again = run_folder.resume_command() if is_resumable else "the same command"
         print(f"\nnothing was started; after the fix, run: {again}", file=sys.stderr)
     code = DONE
     if problems or received:

@@ -36,7 +36,7 @@ class AttemptAgent:
     def __init__(self, this_node: ThisNode, attempt: NewAttempt, line: Line, *, listener: socket.socket | None) -> None:
         self._this_node, self.attempt, self._line, self._listener = this_node, attempt, line, listener
         self._job = None if attempt.job is None else Job.from_json(attempt.job)
-        self.folder = self._job.run_folder if self._job is not None and self._job.is_run else None
+        self.folder = self._job.run_folder if self._job is not None and self._job.is_resumable else None
         self.stop_signal: int | None = None  # the first one; the agent may not have begun yet
         self._is_killed = False
         self.before: Result | None = None  # what result.json held when the attempt began
@@ -151,7 +151,7 @@ class AttemptAgent:
         environment[process_env.NODE] = str(os.getpid())
         if self._job is not None and self.attempt.job is not None:
             environment[process_env.JOB] = self.attempt.job
-            if not self._job.is_run:
+            if not self._job.is_resumable:
                 environment[process_env.FACTS] = self._this_node.facts.to_json()
         return environment
 

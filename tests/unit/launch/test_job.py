@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_train.launch import restart_note
-from ddp_train.launch.job import Evaluation, Job, Program, Training, stops_at
+from ddp_train.launch.job import Evaluation, Job, RankProgram, Training, stops_at
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.config.clusters import cluster_with
 from tests.unit.parts import checked
@@ -30,11 +30,11 @@ def test_the_hyper_parameters_are_what_was_typed(tmp_path: Path) -> None:
     assert job.hyper_parameters() == expected
 
 
-@pytest.mark.parametrize("work", [Training(checkpoint="a"), Evaluation(run="a", checkpoint="b", watches=True), Program(function="a.b")])
-def test_a_job_arrives_as_it_was_sent(work: Training | Evaluation | Program, tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", [Training(checkpoint="a"), Evaluation(run="a", checkpoint="b", watches=True), RankProgram(function="a.b")])
+def test_a_job_arrives_as_it_was_sent(work: Training | Evaluation | RankProgram, tmp_path: Path) -> None:
     job = Job(config=checked(), run_folder=RunFolder(tmp_path), command=["ddp-train"], overrides=["seed=1"], work=work)
     received = Job.from_json(job.to_json())
-    assert (received.work, received.is_run) == (work, not isinstance(work, Program))
+    assert (received.work, received.is_resumable) == (work, not isinstance(work, RankProgram))
     assert received.continues_from == (Path("a") if isinstance(work, Training) else tmp_path)
     assert received.to_json() == job.to_json() == received.resumed_from(received.continues_from).to_json()
 
