@@ -113,8 +113,8 @@ def _try(components: EvaluationComponents, trial: _Trial, world: World, *, with_
                     scored = components.evaluate_batch(batch, with_predictions=with_predictions)
                 _require_scores(objective, scored.sums, world, is_stand_in=micro_batch.is_stand_in)
                 if scored.compared is not None and not micro_batch.is_stand_in:
-                    metric.update(components.metrics, scored.compared)
-                    metric.require_numbers(components.metrics)
+                    metric.update(components.evaluation_metrics, scored.compared)
+                    metric.require_numbers(components.evaluation_metrics)
     except (UserError, OSError, DistError):
         raise
     except Exception as error:

@@ -79,7 +79,7 @@ def _evaluate_set(
     if predictions is not None:
         assert isinstance(loader, PositionedEvaluationLoader)  # build refuses a stream, which has no order to write them in
         files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
-    for metric_object in components.metrics.values():
+    for metric_object in components.evaluation_metrics.values():
         metric_object.reset()
     totals: dict[str, Tensor] = {}
     gives_up = False
@@ -96,7 +96,7 @@ def _evaluate_set(
             rows = {name: values[:0] for name, values in scored.rows.items()} if micro_batch.is_stand_in else scored.rows
             files.add(rows, skips=[bad.sample for bad in micro_batch.bad_samples])
         if scored.compared is not None and not micro_batch.is_stand_in:
-            metric.update(components.metrics, scored.compared)
+            metric.update(components.evaluation_metrics, scored.compared)
         num_skipped += len(micro_batch.bad_samples)
         for name, value in scored.sums.items():
             value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
@@ -110,7 +110,7 @@ def _evaluate_set(
         files.close(keep=not num_giving_up)
     if num_giving_up:
         return None
-    metrics = objective.metrics(sums) | metric.results(components.metrics, world)
+    metrics = objective.metrics(sums) | metric.results(components.evaluation_metrics, world)
     return metrics | ({"skipped_samples": num_skipped} if loader.skips_bad_samples else {})
 
 
