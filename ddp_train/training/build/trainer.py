@@ -135,9 +135,7 @@ def _before_first_step(components: Components, state: TrainState, world: World, 
     if throughput.wants_batch:
         prepare.append(see_shapes)
     if sanity_check:
-        prepare.append(
-            lambda first: try_first_batches(components, first, world, position=state.position, with_predictions=with_predictions)
-        )
+        prepare.append(lambda first: try_first_batches(components, first, world, state.position, with_predictions=with_predictions))
     has_lasting_buckets = components.strategy.has_buckets and (components.turns.by_name or components.zeroes_gradients_in_place())
     if state.step == 0 and world.size > 1 and has_lasting_buckets:
         prepare.append(rehearse)

@@ -61,7 +61,7 @@ class _Trial:
         return normalise_and_mix(self.micro_batch.batch)
 
 
-def try_first_batches(components: Components, first: MicroBatch, world: World, *, position: int, with_predictions: bool) -> None:
+def try_first_batches(components: Components, first: MicroBatch, world: World, position: int, *, with_predictions: bool) -> None:
     """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints a line for each.
 
     `position`: the data's; `with_predictions`: evaluations save predictions. Raises ConfigError: data, model and objective do not fit.

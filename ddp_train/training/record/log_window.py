@@ -52,9 +52,8 @@ class LogWindow:
         """Begin with the sums of a checkpoint between two log steps, so that the next record is that of a run that never stopped."""
         saved = sums or WindowSums()
         self._losses = _LossColumn(saved.losses, self._device)
-        self._turn_losses = {
-            name: _LossColumn(saved.turn_losses.get(name, [0.0] * len(saved.losses)), self._device) for name in self._turns
-        }
+        zeros = [0.0] * len(saved.losses)
+        self._turn_losses = {name: _LossColumn(saved.turn_losses.get(name, zeros), self._device) for name in self._turns}
         self._columns = [self._losses, *self._turn_losses.values()]
         self._turns_of_steps = [list(names) for names in saved.turns_of_steps]
         self._num_units: list[float | Tensor] = list(saved.num_units)

@@ -76,9 +76,6 @@ class LoggedGroups(NamedTuple):
     of_names: dict[str, tuple[ReductionGroup, ReductionGroup]]  # the total with its count, and the calls
 
 
-_NEVER_LOGGED = LoggedSum()
-
-
 class Logged:
     """The sums of one rank. `state` gets the names that all ranks know, and the early end they agree on; `turns` reserve a loss each."""
 
@@ -100,7 +97,7 @@ class Logged:
         else:
             is_finite = float(math.isfinite(value))
             number = float(value) if is_finite else 0.0
-        total, num_finite, calls = self._sums.get(name, _NEVER_LOGGED)
+        total, num_finite, calls = self._sums.get(name, LoggedSum())
         self._sums[name] = LoggedSum(total + number, num_finite + is_finite, calls + 1)
 
     def sink(self) -> Sink:
@@ -117,7 +114,7 @@ class Logged:
     def _add_sums(self, reduction: Reduction, names: Sequence[str]) -> dict[str, tuple[ReductionGroup, ReductionGroup]]:
         groups = {}
         for name in names:
-            total, num_finite, calls = self._sums.get(name, _NEVER_LOGGED)
+            total, num_finite, calls = self._sums.get(name, LoggedSum())
             groups[name] = reduction.add_tensors([total, num_finite]), reduction.add([float(calls)])
         return groups
 

@@ -169,7 +169,7 @@ def start_from(
 def _from_parts(kind: type[T], parts: Mapping[str, Any]) -> T:
     """Return a dataclass made of the saved parts. Raises CheckpointError: parts are missing, or unknown."""
     known = {_SAVED_AS.get(field.name, field.name): field for field in fields(kind)}
-    required = [key for key, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+    required = (key for key, field in known.items() if field.default is field.default_factory is MISSING)
     problems = [f"{key} is missing" for key in required if key not in parts]
     problems += [f"{key} is unknown" for key in parts if key not in known]
     if problems:
