@@ -278,7 +278,7 @@ def train(run: RankRun, trainer: Trainer) -> TrainingEnd:
 def not_saved(steps: str, unsaved: str) -> RunError:
     """Return the error of a run whose last step was not saved, and that cannot do without."""
     happened = f"{steps} steps are done, but the last one was not saved. {unsaved}"
-    fix = "free disk space, or raise `ulimit -f` if it is named; then `ddp-train resume` continues from the checkpoint before"
+    fix = "free disk space, or raise `ulimit -f` if a file is too large; then `ddp-train resume` continues from the checkpoint before"
     return RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
 
 
