@@ -67,7 +67,7 @@ def forget_run() -> None:
 
 
 def _file_of(owner: int | None = None) -> Path:
-    """Return the file of a process that outlives the ranks, after removing files of ended processes."""
+    """Return the file of a process that outlives the ranks; one whose number is given out again has another."""
     owner = owner or int(os.environ.get(process_env.NODE) or os.getppid())
     folder = Path(tempfile.gettempdir()) / f"ddp_train_{os.getuid()}"
     with suppress(FileExistsError):
@@ -75,9 +75,5 @@ def _file_of(owner: int | None = None) -> Path:
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise PermissionError(f"{folder} is not a folder of yours alone")  # another user's note could lead us to any folder
-    here = f"{socket.gethostname()}_{pid_namespace()}"  # containers may share a temporary directory, and each counts its processes from 1
-    for file in folder.glob(f"{here}_*"):
-        pid, _, start = file.name.removeprefix(f"{here}_").partition("_")
-        if pid.isdigit() and start_of(int(pid)) != start:
-            file.unlink(missing_ok=True)
-    return folder / f"{here}_{owner}_{start_of(owner)}"
+    # Containers may share a temporary directory, and each counts its processes from 1.
+    return folder / f"{socket.gethostname()}_{pid_namespace()}_{owner}_{start_of(owner)}"

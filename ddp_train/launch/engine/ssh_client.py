@@ -49,11 +49,8 @@ class Remote(NamedTuple):
     script: str  # what that is told
 
 
-def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, is_resumable: bool = True) -> int:
-    """Run the node programs to their ends, and return the exit code of the run; `least` machines are needed.
-
-    `is_resumable`: as the job's.
-    """
+def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int) -> int:
+    """Run the node programs to their ends, and return the exit code of the run; `least` machines are needed."""
     os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
     received, lines = list[int](), list[_SshLine]()
 
@@ -75,9 +72,6 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
         marker.unlink(missing_ok=True)
     for problem in problems:
         print(f"\n{problem}", file=sys.stderr)
-    if problems:
-        again = run_folder.resume_command() if is_resumable else "the same command"
-        print(f"\nnothing was started; after the fix, run: {again}", file=sys.stderr)
     code = DONE
     if problems or received:
         for line in lines:
@@ -87,6 +81,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
             line.say(f"go {launch_id}")  # where it comes after a signal, nothing begins there
         code = _wait_until_ended(lines, least)
     if problems:
+        print("\nnothing was started", file=sys.stderr)
         return ENVIRONMENT_REFUSES
     if code == DONE and received:
         code = code_of_signals(received)  # where the folder has nothing better
