@@ -4,7 +4,8 @@ Lowest layer: everything may raise these. They are shown without a traceback, be
 """
 
 import errno
-from collections.abc import Iterable, Sequence
+import signal
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 DONE = 0
@@ -21,6 +22,16 @@ DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 """The `errno` of a disk that is full or takes no more: the exit code is `ENVIRONMENT_REFUSES`."""
 FINAL = (WRONG_INPUT, ENVIRONMENT_REFUSES, NO_PROGRESS)  # what a rank exits with when starting it again would end the same way
 _BYTE_UNITS = ("bytes", "KB", "MB", "GB", "TB")
+
+
+def code_of_signals(signals: Collection[int]) -> int:
+    """Return the exit code of a command that stop signals have ended, where no result.json says more."""
+    return INTERRUPTED if signal.SIGINT in signals else TERMINATED
+
+
+def shell_code(code: int) -> int:
+    """Return the exit code of a child as a shell writes it: 128 + N for -N, which says in Python that signal N has ended it."""
+    return code if code >= 0 else 128 - code
 
 
 class UserError(Exception):

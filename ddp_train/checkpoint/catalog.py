@@ -4,7 +4,6 @@ Each manifest has the metrics of its step, and the metric by which checkpoints a
 which one is `best`, also after a restart and to another run.
 """
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -41,10 +40,9 @@ def ranking_for(goals: Mapping[str, Goal], *, metric: str | None, is_evaluated: 
     valid: Mapping[str, Goal] = {f"eval/{name}": goal for name, goal in goals.items()} if is_evaluated and goals else {"train/loss": "min"}
     metric = metric or next(iter(valid))
     if metric not in valid:
-        close = difflib.get_close_matches(metric, valid, n=1, cutoff=0.4) or list(valid)[:1]
         happened = f"is {metric!r}, which this run does not measure or which has no direction"
         expected = f"one of {', '.join(valid)}" + ("" if is_evaluated else " (data.eval is null: nothing is evaluated)")
-        raise ConfigError(key="checkpoint.metric", happened=happened, expected=expected, fix=f"checkpoint.metric={close[0]}")
+        raise ConfigError(key="checkpoint.metric", happened=happened, expected=expected)
     return Ranking(metric=metric, goal=valid[metric])
 
 

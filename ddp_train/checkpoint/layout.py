@@ -4,7 +4,7 @@ The large tensors that all ranks have are laid end to end and cut into one stret
 written in pieces. Of a tensor that a strategy has sharded among the ranks each rank writes its rows; of rows that several ranks have, each
 writes a stretch: nothing is gathered. Every rank, and every reader, computes the same from the tensors' names, types and shapes.
 
-Rank 0 alone writes a part that is not listed as alike: shares of different states would make a state that no rank ever had.
+Rank 0 alone writes a part that is not listed as written in shares: shares of different states would make a state that no rank ever had.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -17,7 +17,7 @@ from ddp_train.interfaces.strategy import shard_range
 
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of their plain forms."""
-ALIKE = "alike"  # lists the parts of the shared state whose tensors are the same on all ranks: each rank writes a share
+WRITTEN_IN_SHARES = "alike"  # lists the parts of the shared state whose tensors are the same on all ranks: each rank writes a share
 OF_RANK_0 = "of_rank_0"  # lists those of the other parts whose tensors may have other shapes on each rank
 
 _ALIGNMENT = 16  # bytes; a multiple of every type's size, so that no number is cut
@@ -53,13 +53,13 @@ class Piece:
         return (self.stop - self.start) * self.dtype.itemsize
 
 
-def divide_shared(leaves: Iterable[Leaf], size: int, *, alike: Collection[str]) -> list[list[Piece]]:
+def divide_shared(leaves: Iterable[Leaf], size: int, *, written_in_shares: Collection[str]) -> list[list[Piece]]:
     """Return the pieces of the shared state that each of `size` ranks writes, but for sharded tensors (`pieces_between`).
 
     Each rank gets about as many bytes. Tensors with large types come first, so that all are aligned. Rank 0 gets all of the parts that are
-    not `alike`.
+    not `written_in_shares`.
     """
-    shared_out = tuple(f"{SHARED}.{part}." for part in alike)
+    shared_out = tuple(f"{SHARED}.{part}." for part in written_in_shares)
     shares: list[list[Piece]] = [[] for _ in range(size)]
     ordered = list[Leaf]()
     for leaf in sorted((leaf for leaf in leaves if leaf.shards == 1), key=lambda leaf: -leaf.dtype.itemsize):

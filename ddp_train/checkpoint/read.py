@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.checkpoint import codec, manifest, tensor_file
-from ddp_train.checkpoint.layout import ALIKE, OWN, SHARED, Piece, divide_shared, pieces_between, whole_pieces
+from ddp_train.checkpoint.layout import OWN, SHARED, WRITTEN_IN_SHARES, Piece, divide_shared, pieces_between, whole_pieces
 from ddp_train.checkpoint.manifest import CheckpointError, damage_found_by, opened, rank_file, read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces.strategy import from_local_rows, local_range, local_rows
@@ -109,9 +109,9 @@ class _Shared:
 
     def __init__(self, plain: Any, size: int, files: Callable[[int], _File]) -> None:
         self._size, self._files = size, files
-        alike = _require(_require(plain, dict).get(ALIKE, []), list)
+        in_shares = _require(_require(plain, dict).get(WRITTEN_IN_SHARES, []), list)
         self._in_shares = defaultdict[str, list[tuple[int, Piece]]](list)  # by tensor: the rank whose file has a piece, and the piece
-        for rank, share in enumerate(divide_shared(codec.tensor_leaves(plain).values(), size, alike=alike)):
+        for rank, share in enumerate(divide_shared(codec.tensor_leaves(plain).values(), size, written_in_shares=in_shares)):
             for piece in share:
                 self._in_shares[piece.leaf.name].append((rank, piece))
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import resource
 import secrets
 import shutil
 import time
@@ -289,12 +288,10 @@ def _failure_of(action: Callable[[], None]) -> tuple[str | None, bool]:
 
 
 def _free(folder: Path) -> str:
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    limited = "" if limit == resource.RLIM_INFINITY else f"; `ulimit -f` allows a file {readable_size(limit)}"
     try:
-        return f"{readable_size(shutil.disk_usage(folder).free)} are free{limited}"
+        return f"{readable_size(shutil.disk_usage(folder).free)} are free"
     except OSError as error:
-        return f"the free space is unknown ({error.strerror}){limited}"
+        return f"the free space is unknown ({error.strerror})"
 
 
 def _sync(folder: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import Leaf
-from ddp_train.checkpoint.layout import ALIKE, OF_RANK_0, OWN, SHARED, Piece, divide_shared, own_piece, whole_pieces
+from ddp_train.checkpoint.layout import OF_RANK_0, OWN, SHARED, WRITTEN_IN_SHARES, Piece, divide_shared, own_piece, whole_pieces
 from ddp_train.interfaces.strategy import local_range, local_rows
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class StagingBuffer:
         shared_plain, tensors = codec.encode(shared, SHARED)
         own_plain, own_tensors = codec.encode(own, OWN)
         leaves = [codec.leaf_of(*item) for item in tensors.items()]
-        pieces = divide_shared(leaves, size, alike=shared.get(ALIKE, ()))[rank]
+        pieces = divide_shared(leaves, size, written_in_shares=shared.get(WRITTEN_IN_SHARES, ()))[rank]
         pieces += [piece for leaf in leaves if leaf.shards > 1 for piece in own_piece(leaf, rank, size)]
         pieces += whole_pieces(codec.leaf_of(*item) for item in own_tensors.items())
         plain = {OWN: own_plain} | ({SHARED: shared_plain} if rank == 0 else {})

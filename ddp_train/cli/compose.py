@@ -27,7 +27,7 @@ from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.check_process import check_in_torch_process
 from ddp_train.cli.location import location_of, location_of_sweep, require_pipeline, typed_run_folder
 from ddp_train.config.check import checked_section
-from ddp_train.config.command.command_line import options_of, refuse_unknown_options
+from ddp_train.config.command.command_line import options_of
 from ddp_train.config.hydra_internals import MAIN, composing_once
 from ddp_train.config.rules.sections import check_copies
 from ddp_train.config.run_config import RunConfig
@@ -48,7 +48,6 @@ _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
 def compose_and_run(words: list[str], runner: JobRunner, *, change: Callable[[Job], Job] = lambda job: job) -> int:
     """Let Hydra compose a command line, run the job or the sweep, and return the exit code. `change` may replace a job before it runs."""
-    refuse_unknown_options(words)
     sys.argv[1:] = words  # Hydra reads them there alone
     session = ClaimBeforeFolder.session = HydraSession(words, runner, change)
     # With that variable Hydra raises its errors, and prints none.

@@ -9,7 +9,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.doctor.machine import most_minutes
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError
 from ddp_train.launch.engine.engine import has_queue
-from ddp_train.launch.job import Job, Program
+from ddp_train.launch.job import Job, RankProgram
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.claim import clear
 from ddp_train.run_folder.paths import RunFolder
@@ -35,7 +35,7 @@ def examine(arguments: list[str], runner: JobRunner) -> int:
     if refused := [word for word in words if word in ("-m", "--multirun") or word.startswith("resume=")]:
         happened = f"doctor examines the machines of one planned run, not {refused[0]}"
         raise ConfigError(happened=happened, expected=USAGE.partition("\n")[0])
-    program = Program(function=f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}")
+    program = RankProgram(function=f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}")
 
     def examination_of(job: Job) -> Job:
         typed = [sys.argv[0], "doctor", *arguments]

@@ -89,7 +89,7 @@ def _begin(command: str, arguments: list[str], runner: JobRunner) -> int:
     options, (run, *overrides) = parse_words(arguments, usage, {**known, "--set": "NAME", TRUST: ""}, most=None)
     path, watches, chosen_set = Path(run), "--watch" in options, options.get("--set", "")
     folder = run_of(path, key="RUN")
-    if RunFolder(folder).task.exists():
+    if RunFolder(folder).evaluation_task.exists():
         raise ConfigError(key="RUN", happened=f"{path} is an evaluation itself", expected="the run that was evaluated")
     if watches and is_checkpoint(path):
         raise ConfigError(key="RUN", happened=f"{path} is one checkpoint", expected="a run folder with --watch", fix=str(folder))

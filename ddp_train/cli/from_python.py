@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, TextIO
 
-from ddp_train.errors import WRONG_INPUT, UserError
+from ddp_train.errors import WRONG_INPUT, UserError, shell_code
 from ddp_train.launch.signals import handling_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.failure import Failure
@@ -166,7 +166,7 @@ def run_command(
             child.communicate()
         told.seek(0)
         report = {kind: text for line in told for kind, text in json.loads(line).items()}
-    return code if code >= 0 else 128 - code, report
+    return shell_code(code), report
 
 
 def _show(streams: Mapping[IO[bytes], TextIO]) -> None:

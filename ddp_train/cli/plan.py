@@ -18,7 +18,7 @@ from ddp_train.cli.measure import measuring
 from ddp_train.cli.plan_text import Screen, as_typed, shell_command
 from ddp_train.config.check import checked_section
 from ddp_train.config.cluster import ENGINES, rank_environment, rendezvous_of
-from ddp_train.config.command.command_line import options_first, refuse_unknown_options, require_config
+from ddp_train.config.command.command_line import options_first, require_config
 from ddp_train.config.command.composition import Composition, loader_of, parse
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import without_secrets
@@ -53,7 +53,6 @@ def plan(arguments: list[str], runner: JobRunner) -> int:
     sys.dont_write_bytecode = True  # of the user's modules, which the check imports
     words = options_first([word for word in arguments if word != "--json"])
     sys.argv[1:] = words  # as Hydra would read them: the explanation of its errors reads them there
-    refuse_unknown_options(words)
     args = parse(words)
     version.setbase("1.3")
     loader = loader_of(args)

@@ -65,7 +65,7 @@ def reproduce(arguments: list[str], runner: JobRunner) -> int:
             ask_trust("reproduce", arguments, folder)
         run = ArchivedRun(folder)
         damaged = [problem for problem in run.problems if problem.startswith(("config", "environment"))]
-        if damaged or not run.environment or run.folder.task.exists():
+        if damaged or not run.environment or run.folder.evaluation_task.exists():
             happened = "; ".join(damaged) or "it has not begun, or is an evaluation"
             raise ConfigError(key="RUN", happened=f"{typed} cannot be reproduced: {happened}", expected="a run that has begun to train")
         code, changes = reproduction.code_of(run), _changes(run, overrides)

@@ -110,7 +110,7 @@ def details(run_folder: RunFolder) -> Iterator[str]:
             if (verdict := verdict_of(before)).outcome is Outcome.NEVER:
                 why = f"it waits for {before.as_typed()}, which will not finish: {verdict.reason}"
                 yield printable(f"{why}; then `{run_folder.resume_command()}`")
-    if run_folder.task.exists():  # an evaluation takes no steps
+    if run_folder.evaluation_task.exists():  # an evaluation takes no steps
         if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
             yield line
     elif record := newest_record(run_folder):

@@ -19,8 +19,8 @@ from ddp_train.config import auto, schema
 from ddp_train.config.resolve import drop_unused_option_arguments, resolve
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import PartialConfig, RunConfig, data_config, evaluation_sets
-from ddp_train.config.spelling import SECTIONS_HERE, did_you_mean, instead_of, nearest, override, removal, unknown_key
-from ddp_train.config.targets.target import ImportFails, check_object_names, check_target, members_of
+from ddp_train.config.spelling import did_you_mean, instead_of, nearest, override, removal, unknown_key
+from ddp_train.config.targets.target import check_object_names, check_target, members_of
 from ddp_train.config.tree import ComponentConfig, dotted_items, leaves, texts, value_at
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError, ConfigErrors
@@ -54,7 +54,7 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
     partial = PartialConfig.of(sections, tree)
     errors += check_rules(partial)
     if errors or root.values is None:
-        raise ConfigErrors(_once(errors))
+        raise ConfigErrors({str(error): error for error in errors}.values())  # rules may meet the same problem
     batch = partial.batch
     accumulation = None if batch.is_open else batch.grad_accum_steps
     data = tree["data"] if isinstance(tree["data"], dict) else {}
@@ -77,17 +77,6 @@ def _missing_sections(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
         if name not in tree:
             fix = f"+{name}={'default' if name in schema.SECTIONS else 'OPTION'}; `ddp-train --help` lists the options"
             yield ConfigError(key=name, happened="the section is missing", fix=fix)
-
-
-def _once(errors: Iterable[ConfigError]) -> list[ConfigError]:
-    """Return errors; of several imports that fail by one cause the first, with the keys of all."""
-    by_cause: dict[str, ConfigError] = {}
-    for error in errors:
-        cause = error.cause if isinstance(error, ImportFails) else ""
-        first = by_cause.setdefault(cause or str(error), error)
-        if first is not error and cause:
-            first.key = ", ".join([*first.key.split(", "), error.key])
-    return [*by_cause.values()]
 
 
 def check_frozen(tree: dict[str, Any]) -> RunConfig:
@@ -232,10 +221,7 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
             yield _without_package(str(option), value, hydra)
             continue
         typed_overrides = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
-        if name in SECTIONS_HERE and not any(instead_of(*text.split("=", 1)) for text in typed_overrides if "=" in text):
-            expected = SECTIONS_HERE[name]
-            fix = f"leave it out: {removal(name, value)}"
-        elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
+        if any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
             expected = f"a component in one of {', '.join([*schema.TARGETS, *(f'{named}.NAME' for named in schema.NAMED)])}"
             close = nearest(name, [*schema.TARGETS, *schema.NAMED])
             fix = f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"
@@ -246,11 +232,9 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
 
 
 def _fix_of_value(name: str, value: Any, valid: Sequence[str], *, option: Any, typed_overrides: Sequence[str]) -> str:
-    """Return the fix for a value at the root that nothing reads: from a typed override, an option of a group, or a YAML."""
+    """Return the fix for a value at the root that nothing reads: from what was typed, or a YAML."""
     if option and typed_overrides:
         return override(f"{name}@extra.{name}", option, sign="+")
-    if option:  # an experiment has chosen it: a typed override would be a second choice
-        return f"in the defaults of your YAML, write /{name}@extra.{name}: {option}"
     is_secret = any(redaction.variable_for_secret(key, inner) for key, inner in leaves({name: value}))
     if typed_overrides and not is_secret:  # a secret is not printed again
         return " ".join(_instead(text, valid) for text in typed_overrides)

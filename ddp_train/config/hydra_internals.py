@@ -7,9 +7,8 @@ what a YAML may cost. OmegaConf copies whatever a YAML repeats by alias: 250 byt
 
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any
 
 import hydra.utils
@@ -115,14 +114,6 @@ def limit_yaml() -> None:
             module.get_yaml_loader = limited
 
 
-def refuse_large_overrides(overrides: Sequence[str]) -> None:
-    """Refuse overrides that Hydra's parser would choke on."""
-    for text in overrides:
-        deepest = max(accumulate((char in "[{(") - (char in "]})") for char in text), default=0)
-        if len(text) > MAX_CHARACTERS or deepest > MAX_DEPTH:
-            _refuse(text.partition("=")[0][:80], f"has {len(text):,} characters, {deepest} levels deep")
-
-
 def _limited(loader: Any) -> Any:
     class Limited(loader):  # type: ignore[misc]
         """OmegaConf's loader, which refuses what is too large, too deep or repeats itself too often."""
@@ -133,7 +124,7 @@ def _limited(loader: Any) -> Any:
             text = stream if isinstance(stream, (str, bytes)) else stream.read(MAX_CHARACTERS + 1)
             self._where = where = str(getattr(stream, "name", "YAML"))
             if len(text) > MAX_CHARACTERS:
-                _refuse("", f"{where} has more than {MAX_CHARACTERS:,} characters")
+                _refuse(f"{where} has more than {MAX_CHARACTERS:,} characters")
             named: Any = io.StringIO(text) if isinstance(text, str) else io.BytesIO(text)
             named.name = where  # for the parser's messages
             super().__init__(named)
@@ -145,9 +136,9 @@ def _limited(loader: Any) -> Any:
             except RecursionError:
                 values, levels = 0, MAX_DEPTH + 1
             if levels > MAX_DEPTH:
-                _refuse("", f"{self._where} is nested more than {MAX_DEPTH} levels deep")
+                _refuse(f"{self._where} is nested more than {MAX_DEPTH} levels deep")
             if values > MAX_NODES:
-                _refuse("", f"{self._where} has more than {MAX_NODES:,} values when its aliases are written out")
+                _refuse(f"{self._where} has more than {MAX_NODES:,} values when its aliases are written out")
             return parsed
 
     return lambda **its_own_limits: Limited  # OmegaConf 2.4 has some
@@ -163,7 +154,7 @@ def _size(parsed: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     return known[id(parsed)]
 
 
-def _refuse(key: str, happened: str) -> None:
+def _refuse(happened: str) -> None:
     expected = f"at most {MAX_CHARACTERS:,} characters, {MAX_DEPTH} levels and {MAX_NODES:,} values"
     fix = "put large data into a separate file, and its path into the configuration"
-    raise ConfigError(key=key, happened=happened, expected=expected, fix=fix)
+    raise ConfigError(happened=happened, expected=expected, fix=fix)

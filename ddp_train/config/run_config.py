@@ -65,7 +65,7 @@ class PartialConfig(Sections):
 class RunConfig(RootConfig, Sections):
     """One run's configuration: everything resolved, our own sections typed, the configs of components as plain containers."""
 
-    metrics: dict[str, dict[str, Any] | None]
+    metrics: dict[str, dict[str, Any] | None]  # metric writers, by name; what is measured is in `evaluation.metrics`
     callbacks: dict[str, dict[str, Any] | None]
 
     tree: dict[str, Any]  # the whole configuration, as written to config.yaml, hashed and compared

@@ -20,14 +20,6 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # text that Hydra's p
 
 _WORDS = ("null", "true", "false", "nan", "inf")
 LEAVE_IT_OUT = "leave it out, "
-SECTIONS_HERE = {
-    **dict.fromkeys(("logger", "loggers"), "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter"),
-    "datamodule": "data",
-    "net": "model",
-    "criterion": "objective",
-    "loss": "objective",
-}
-"""What others call a section -> its name here."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -55,13 +55,11 @@ class TokenFiles(TokenSource):
     def __init__(self, root: str, split: str = "train", *, context_length: int, stride: int | None = None) -> None:
         stride = context_length if stride is None else stride
         self._tokens, self._context_length, self._stride = TokenShards(root, split), context_length, stride
-        if self._tokens.num_tokens == 0:
-            fix = "data.eval=null, or prepare it again with val_fraction=0.01" if split == "val" else "prepare it again"
-            raise DataError(key="data.root", happened=f"{root} was prepared without a split {split!r}", expected="tokens", fix=fix)
         if self._tokens.num_tokens <= context_length:
             happened = f"the {split} split of {root} has {self._tokens.num_tokens} tokens"
             expected = f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it"
-            raise DataError(key="data.root", happened=happened, expected=expected, fix="more text, or a shorter data.context_length")
+            fix = "more text, a shorter data.context_length, or for the split val data.eval=null"
+            raise DataError(key="data.root", happened=happened, expected=expected, fix=fix)
 
     def __len__(self) -> int:
         return (self._tokens.num_tokens - 1 - self._context_length) // self._stride + 1

@@ -130,11 +130,11 @@ class JoinedAttempt:
     size: int  # how many ranks there are
     store: Store  # empty at the beginning; every process group must be opened in it
     prefix: str  # where that lies, for another connection to the same server
-    begins_at: Path | None  # as any of the ranks remembers it (`RestartNote.begins_at`); None: this is the first attempt
+    continues_from: Path | None  # as any of the ranks remembers it (`RestartNote.continues_from`); None: this is the first attempt
 
 
-def agree_on_attempt(store: Store, rank: int, size: int, *, begins_at: Path | None, within_s: float = MEET_WITHIN_S) -> JoinedAttempt:
-    """Agree with the other ranks on this attempt's place in the store, and on where it begins. Collective.
+def agree_on_attempt(store: Store, rank: int, size: int, *, continues_from: Path | None, within_s: float = MEET_WITHIN_S) -> JoinedAttempt:
+    """Agree with the other ranks on this attempt's place in the store, and on what it continues from. Collective.
 
     Each rank says hello, with a name that no rank had before. Rank 0 answers every name that it finds, also one that a dead rank has left,
     until all ranks have confirmed. So a dead rank is not taken for a living one, and no rank takes the answer of a dead rank 0. All hellos
@@ -144,7 +144,7 @@ def agree_on_attempt(store: Store, rank: int, size: int, *, begins_at: Path | No
     """
     name = uuid.uuid4().hex
     store = PrefixStore("ddp_train", store)
-    add_line(store, "hellos", {"rank": rank, "name": name, "begins_at": str(begins_at or "")})
+    add_line(store, "hellos", {"rank": rank, "name": name, "continues_from": str(continues_from or "")})
     store.add("hellos/count", 1)
     if rank == 0:
         return _welcome(store, size, within_s)
@@ -185,7 +185,7 @@ def _welcome(store: Store, size: int, within_s: float) -> JoinedAttempt:
     """Answer every hello until all ranks have confirmed (rank 0)."""
     prefix = uuid.uuid4().hex
     place = PrefixStore(prefix, store)
-    remembered: dict[int, str] = {}  # rank -> where its newest hello says that the attempt begins
+    remembered: dict[int, str] = {}  # rank -> what its newest hello says that the attempt continues from
     answered: set[str] = set()
     num_read = 0
 
@@ -194,7 +194,7 @@ def _welcome(store: Store, size: int, within_s: float) -> JoinedAttempt:
         if (num_hellos := store.add("hellos/count", 0)) > max(num_read, size - 1):  # no rank goes on before all are there
             num_read = num_hellos
             hellos = lines_of(store, "hellos")
-            remembered.update({hello["rank"]: hello["begins_at"] for hello in hellos})
+            remembered.update({hello["rank"]: hello["continues_from"] for hello in hellos})
             new = [name for hello in hellos if (name := hello["name"]) not in answered]
             answered.update(new)
             set_all(store, [f"answer/{name}" for name in new], prefix)
@@ -210,9 +210,9 @@ def _welcome(store: Store, size: int, within_s: float) -> JoinedAttempt:
 
 
 def _attempt_at(rank: int, size: int, place: Store, prefix: str, beginning: str) -> JoinedAttempt:
-    begins_at = Path(beginning) if beginning else None
+    continues_from = Path(beginning) if beginning else None
     store = PrefixStore("attempt", place)
-    return JoinedAttempt(rank=rank, size=size, store=store, prefix=f"ddp_train/{prefix}/attempt", begins_at=begins_at)
+    return JoinedAttempt(rank=rank, size=size, store=store, prefix=f"ddp_train/{prefix}/attempt", continues_from=continues_from)
 
 
 def _missing(rank: int, happened: str, within_s: float) -> UserError:

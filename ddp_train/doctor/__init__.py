@@ -1,1 +1,1 @@
-"""`ddp-train doctor`: are these machines fit for this run? Ranks run it (`Program`), however they were started."""
+"""`ddp-train doctor`: are these machines fit for this run? Ranks run it (`RankProgram`), however they were started."""

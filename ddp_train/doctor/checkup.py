@@ -47,7 +47,7 @@ _Answer = TypeVar("_Answer")
 
 
 def quick(attempt: JoinedAttempt, job: Job) -> int:
-    """Examine the machines of a job (its `Program`), and return the exit code. Collective."""
+    """Examine the machines of a job (its `RankProgram`), and return the exit code. Collective."""
     return _Checkup(attempt, job, is_full=False).run()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ddp_train.errors import INTERRUPTED, TERMINATED
+from ddp_train.errors import code_of_signals, shell_code
 from ddp_train.launch.restart_note import STARTED
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder.paths import RunFolder
@@ -125,11 +125,11 @@ def start_agent_and_wait(options: AgentOptions, arguments: list[str], *, environ
         code = agent.wait()
     free_foot(1)  # a rank that was killed has left it
     if received:
-        return INTERRUPTED if signal.SIGINT in received else TERMINATED
+        return code_of_signals(received)
     if code < 0:
         killer = signal.Signals(-code).name
         print(f"\nThe run failed: its agent (pid {agent.pid}) was ended by {killer}; its ranks ended with it", file=sys.stderr)
-    return code if code >= 0 else 128 - code
+    return shell_code(code)
 
 
 def start_agent(

@@ -1,22 +1,16 @@
-"""The interfaces of what runs jobs: `JobRunner`, and a sweep's `Slot`; and the time limit of a job."""
+"""The interfaces of what runs jobs: `JobRunner`, and a sweep's `Slot`."""
 
-import os
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from ddp_train.config.cluster import engine_name_of
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import ClusterConfig
-from ddp_train.errors import NO_PROGRESS, UserError
-from ddp_train.launch import restart_note
+from ddp_train.errors import NO_PROGRESS
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import AttemptCount, NoProgress
-from ddp_train.system.process_env import is_torchrun_worker
 
 
 class Slot(Protocol):
@@ -51,9 +45,9 @@ class JobRunner(ABC):
     def run_to_end(self, job: Job, *, is_restart: bool = False) -> int:
         """Begin a run, or let it go on, run its job to its end, and return the exit code. `is_restart`: of ranks that have just died."""
         self.note_begun(job.run_folder.root)
-        if job.is_run and not is_restart:
+        if job.is_resumable and not is_restart:
             job.run_folder.reopen()
-        if job.is_run and engine_name_of(job.config.cluster) is None:  # under an engine the first machine asks (`cli.node`)
+        if job.is_resumable and engine_name_of(job.config.cluster) is None:  # under an engine the first machine asks (`cli.node`)
             no_progress = AttemptCount(job.run_folder).close_unfinished(counts_anew=job.checkpoint is not None and not is_restart)
             if no_progress is not None:
                 return self.end_without_progress(job, no_progress)
@@ -91,23 +85,3 @@ class CommandLine(Protocol):
     def run(self, words: Sequence[str], runner: JobRunner) -> int: ...
 
     def resume(self, folder: Path, runner: JobRunner) -> int: ...
-
-
-def stops_at(cluster: ClusterConfig, *, asks_slurm: bool = False) -> float | None:
-    """Return the time at which a run has to stop, in seconds since the epoch; None: no limit is known.
-
-    A job of `cluster=slurm` has asked SLURM for its walltime: there SLURM's word counts.
-    `asks_slurm`: `scontrol update` may have moved the end since the job began: ask for it. Takes up to the client's time-out.
-    """
-    end = os.environ.get("SLURM_JOB_END_TIME", "")  # seconds since the epoch, in the environment of sbatch and srun
-    ends = float(end) if end.isdigit() else None
-    if asks_slurm and ends is not None and (job := os.environ.get("SLURM_JOB_ID")):
-        from ddp_train.launch.engine import slurm_client  # which a rank needs once, if ever
-
-        with suppress(UserError):  # no client in this container, or a controller that does not answer
-            ends = slurm_client.state(job).ends or ends
-    limits = [ends] if ends is not None and ends > time.time() else []  # else of another allocation
-    if cluster.walltime is not None and not (limits and cluster.launcher == "slurm"):
-        started = restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED
-        limits.append(started + cluster.walltime)
-    return min(limits) - cluster.grace_s if limits else None

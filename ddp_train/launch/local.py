@@ -5,13 +5,12 @@ import time
 from dataclasses import dataclass, field
 
 from ddp_train.config.cluster import ALONE, environment_of, max_restarts, processes_of_nodes, rank_environment
-from ddp_train.errors import INTERRUPTED
+from ddp_train.errors import INTERRUPTED, shell_code
 from ddp_train.launch.fork_requests import AgentOptions, start_agent, start_agent_and_wait
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
-from ddp_train.run_folder.verdict import exit_code_after_agent
+from ddp_train.run_folder.verdict import code_of_stop, exit_code_after_agent
 from ddp_train.system import devices, process_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import Child
@@ -26,7 +25,7 @@ def run_on_this_machine(job: Job) -> int:
     """
     before, uses_compiler = job.run_folder.read_result(), job.config.uses_compiler
     code = start_agent_and_wait(_options(job), arguments_for(job), environment=_environment(job), uses_compiler=uses_compiler)
-    return exit_code_after_agent(job.run_folder, code, before=before) if job.is_run else code
+    return exit_code_after_agent(job.run_folder, code, before=before) if job.is_resumable else code
 
 
 @dataclass(kw_only=True)
@@ -63,15 +62,14 @@ class LocalSlot:
         if not wait_until(lambda: agent.exit_code() is not None, within_s=timeout_s, every_s=_POLL_S):
             return None
         self._running, code = None, agent.wait()
-        result = run_folder.read_result()
-        if result is not None and result.status in EXIT_CODE_OF_STOP:
-            return EXIT_CODE_OF_STOP[result.status]
+        if (stopped := code_of_stop(run_folder, in_sweep=True)) is not None:
+            return stopped
         if -code in running.signals:  # killed by us, or stopped before it could pass the signal on
             return INTERRUPTED
         if code < 0 and not run_folder.is_completed():
             killed = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
             killed.record(run_folder, seconds=time.monotonic() - running.started)
-        return code if code >= 0 else 128 - code
+        return shell_code(code)
 
     def stop(self, number: int) -> None:
         if self._running is not None:
@@ -89,12 +87,12 @@ class LocalSlot:
 def arguments_for(job: Job) -> list[str]:
     """Return torchrun's arguments for the agent that runs a job on this machine."""
     cluster = job.config.cluster
-    restarts = max_restarts(cluster, {}) if job.is_run and not job.in_sweep else 0  # a sweep starts its jobs again itself
+    restarts = max_restarts(cluster, {}) if job.is_resumable and not job.in_sweep else 0  # a sweep starts its jobs again itself
     return [*ALONE, f"--nproc-per-node={processes_of_nodes(cluster)[0]}", f"--max-restarts={restarts}", "-m", "ddp_train"]
 
 
 def _options(job: Job) -> AgentOptions:
-    cluster, run_folder = job.config.cluster, job.run_folder if job.is_run else None
+    cluster, run_folder = job.config.cluster, job.run_folder if job.is_resumable else None
     uses_torch_agent = cluster.agent == "torch"
     return AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, in_sweep=job.in_sweep, uses_torch_agent=uses_torch_agent)
 

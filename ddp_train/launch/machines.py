@@ -41,7 +41,7 @@ def meet_machines(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | 
 def lead(rendezvous: NodeRendezvous, job: Job) -> int:
     """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
     this_node = _this_node(rendezvous, job.config)
-    return _run(replace(this_node, job=job, max_restarts=this_node.max_restarts if job.is_run else 0))
+    return _run(replace(this_node, job=job, max_restarts=this_node.max_restarts if job.is_resumable else 0))
 
 
 def follow(rendezvous: NodeRendezvous, config: RunConfig) -> int:

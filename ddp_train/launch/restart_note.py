@@ -1,4 +1,4 @@
-"""A machine's note from one attempt of a run to the next: where that begins.
+"""A machine's note from one attempt of a run to the next: what that continues from.
 
 torchrun starts new processes after a failure and tells them nothing. The agent, each rank's parent process, lives as long as the run; or,
 if each agent serves one attempt (`launch/node/`), the node program does. A small file named after that process holds it, in a
@@ -24,13 +24,13 @@ STARTED = time.time()  # when this process began, in seconds since the epoch; ab
 
 @dataclass(frozen=True, kw_only=True)
 class RestartNote:
-    begins_at: Path  # where the next attempt begins: the run folder, the checkpoint to begin with, or a sweep's folder
+    continues_from: Path  # the run folder, the checkpoint that was named, or a sweep's folder
     restarts: int  # restarts of the ranks on this machine when it was written
     started: float  # when the first attempt began, in seconds since the epoch
 
 
-def remember_run(begins_at: Path, *, owner: int | None = None) -> None:
-    """Note where later attempts begin (`RestartNote.begins_at`).
+def remember_run(continues_from: Path, *, owner: int | None = None) -> None:
+    """Note what later attempts continue from (`RestartNote.continues_from`).
 
     Every rank may call it; those of one machine write the same. `owner`: the process that outlives the ranks, if no rank calls this.
     """
@@ -39,7 +39,7 @@ def remember_run(begins_at: Path, *, owner: int | None = None) -> None:
         file = _file_of(owner)
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as stream:
-            json.dump({"begins_at": str(begins_at), "restarts": restart_count(), "started": started}, stream)
+            json.dump({"continues_from": str(continues_from), "restarts": restart_count(), "started": started}, stream)
         temporary.replace(file)
     except OSError as error:
         print(f"a restart would begin a new run, because {tempfile.gettempdir()} cannot hold a note of this one: {error}", file=sys.stderr)
@@ -49,7 +49,7 @@ def recall_run(*, owner: int | None = None) -> RestartNote | None:
     """Return the note of an earlier attempt on this node."""
     with suppress(OSError):
         note = json.loads(_file_of(owner).read_text(encoding="utf-8"))
-        return RestartNote(begins_at=Path(note["begins_at"]), restarts=note["restarts"], started=note["started"])
+        return RestartNote(continues_from=Path(note["continues_from"]), restarts=note["restarts"], started=note["started"])
     return None
 
 
@@ -67,7 +67,7 @@ def forget_run() -> None:
 
 
 def _file_of(owner: int | None = None) -> Path:
-    """Return the file of a process that outlives the ranks, after removing files of ended processes."""
+    """Return the file of a process that outlives the ranks; one whose number is given out again has another."""
     owner = owner or int(os.environ.get(process_env.NODE) or os.getppid())
     folder = Path(tempfile.gettempdir()) / f"ddp_train_{os.getuid()}"
     with suppress(FileExistsError):
@@ -75,9 +75,5 @@ def _file_of(owner: int | None = None) -> Path:
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise PermissionError(f"{folder} is not a folder of yours alone")  # another user's note could lead us to any folder
-    here = f"{socket.gethostname()}_{pid_namespace()}"  # containers may share a temporary directory, and each counts its processes from 1
-    for file in folder.glob(f"{here}_*"):
-        pid, _, start = file.name.removeprefix(f"{here}_").partition("_")
-        if pid.isdigit() and start_of(int(pid)) != start:
-            file.unlink(missing_ok=True)
-    return folder / f"{here}_{owner}_{start_of(owner)}"
+    # Containers may share a temporary directory, and each counts its processes from 1.
+    return folder / f"{socket.gethostname()}_{pid_namespace()}_{owner}_{start_of(owner)}"

@@ -48,7 +48,7 @@ def submit_job(job: Job) -> int:
             return allocation.run(spec)
         id = _submit([spec])
     except UserError as error:
-        if not job.is_run:
+        if not job.is_resumable:
             raise
         what = "the job may have been submitted" if isinstance(error, NoAnswer) else "nothing was submitted"
         print(f"\n{error}\n{what}; after the fix, run: {run_folder.resume_command()}", file=sys.stderr)

@@ -9,7 +9,7 @@ Shapes: B samples, S sources, n positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -196,7 +196,6 @@ class MixtureSampler:
         self._samplers = list(samplers.values())
         self._offsets = np.cumsum([0, *lengths[:-1]])
         self._borders = _borders({name: weights[name] for name in samplers})
-        self._blocks: dict[int, tuple[Indices, Indices]] = {}
 
     def __call__(self, epoch: int, positions: Indices) -> Indices:
         sources, visits = self._visits(positions + epoch * self.length)
@@ -211,11 +210,9 @@ class MixtureSampler:
 
     def samples_by_source(self, position: int) -> dict[str, int]:
         block, place = divmod(position, _BLOCK)
-        counts = self._counts_before(block) + np.bincount(self._block(block)[0][:place], minlength=len(self.names))
+        sources, _ = _block(block, self.seed, self._borders)
+        counts = _counts_before(block, self._borders) + np.bincount(sources[:place], minlength=len(self.names))
         return dict(zip(self.names, counts.tolist(), strict=True))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_blocks": {}}  # for data-loader workers: each draws for itself
 
     def _visits(self, positions: Indices) -> tuple[Indices, Indices]:
         """Return the source at each position of the run, and how often it has come before."""
@@ -223,31 +220,30 @@ class MixtureSampler:
         sources, visits = np.empty_like(positions), np.empty_like(positions)
         for number in np.unique(blocks):
             these = blocks == number
-            sources_there, visits_there = self._block(int(number))
+            sources_there, visits_there = _block(int(number), self.seed, self._borders)
             sources[these], visits[these] = sources_there[places[these]], visits_there[places[these]]
         return sources, visits
 
-    def _block(self, number: int) -> tuple[Indices, Indices]:
-        """Return the source at each place of a block, and which of its visits that is."""
-        if number not in self._blocks:
-            first_visits = self._counts_before(number)
-            counts = self._counts_before(number + 1) - first_visits
-            order = np.argsort(hashes_of(np.arange(_BLOCK), key_of(self.seed, number, _PLACES)))
-            sources = np.repeat(np.arange(len(counts)), counts)[order]
-            by_source = [np.arange(first, first + count) for first, count in zip(first_visits, counts, strict=True)]
-            visits = np.empty(_BLOCK, np.int64)
-            visits[np.argsort(sources, kind="stable")] = np.concatenate(by_source)
-            while len(self._blocks) >= _HELD:
-                del self._blocks[next(iter(self._blocks))]
-            self._blocks[number] = sources, visits
-        return self._blocks[number]
 
-    def _counts_before(self, block: int) -> Indices:
-        """Return how often each source comes before a block. Borders are rounded, and not shares: the sum is that of the positions."""
-        return np.diff([(block * _BLOCK * border) // _WHOLE for border in self._borders])
+@lru_cache(maxsize=_HELD)
+def _block(number: int, seed: int, borders: tuple[int, ...]) -> tuple[Indices, Indices]:
+    """Return the source at each place of a block, and which of its visits that is."""
+    first_visits = _counts_before(number, borders)
+    counts = _counts_before(number + 1, borders) - first_visits
+    order = np.argsort(hashes_of(np.arange(_BLOCK), key_of(seed, number, _PLACES)))
+    sources = np.repeat(np.arange(len(counts)), counts)[order]
+    by_source = [np.arange(first, first + count) for first, count in zip(first_visits, counts, strict=True)]
+    visits = np.empty(_BLOCK, np.int64)
+    visits[np.argsort(sources, kind="stable")] = np.concatenate(by_source)
+    return sources, visits
 
 
-def _borders(weights: Mapping[str, float]) -> list[int]:
+def _counts_before(block: int, borders: tuple[int, ...]) -> Indices:
+    """Return how often each source comes before a block. Borders are rounded, and not shares: the sum is that of the positions."""
+    return np.diff([(block * _BLOCK * border) // _WHOLE for border in borders])
+
+
+def _borders(weights: Mapping[str, float]) -> tuple[int, ...]:
     """Return the bounds of the sources in the whole: the beginning of each, and the end of the last one.
 
     A source has a share of one in a block at least: else rounding could let it come less than 0 times in a block.
@@ -256,7 +252,7 @@ def _borders(weights: Mapping[str, float]) -> list[int]:
         if not 0 < weight < np.inf:
             raise _refused(name, weight, "a number above 0", f"data.sources.{name}=null leaves it out")
     total = sum(weights.values())
-    borders = [0, *(round(_WHOLE * part / total) for part in accumulate(weights.values()))]
+    borders = (0, *(round(_WHOLE * part / total) for part in accumulate(weights.values())))
     for (name, weight), low, high in zip(weights.items(), borders[:-1], borders[1:], strict=True):
         if (high - low) * _BLOCK < _WHOLE:
             raise _refused(name, weight, f"a share of 1 in {_BLOCK:,} at least", f"a larger weight; data.sources.{name}=null leaves it out")

@@ -16,6 +16,7 @@ from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.run_folder import failure
 from ddp_train.system import process_env
 from ddp_train.system.process import exit_code_of
+from ddp_train.system.stack_dump import describe_stack
 from ddp_train.training.check.memory import is_out_of_memory, part_short_of_memory, settings_for_less_memory
 from ddp_train.training.train_state import TrainState
 
@@ -42,7 +43,7 @@ def report_failure(
     If another rank broke the connection, this waits up to 3 s for the report of that one. `started` is by the monotonic clock.
     """
     is_by_peer = _comes_from_a_peer(error)
-    where = failure.describe_stack(traceback.extract_tb(error.__traceback__))
+    where = describe_stack(traceback.extract_tb(error.__traceback__))
     if peers is not None:
         peers.report_activity(where if is_by_peer else f"failed with {type(error).__name__}, {where}", has_lost_rank=is_by_peer)
     logger.exception("rank %d failed", rank)

@@ -19,7 +19,7 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, STOPPED, ConfigError, En
 from ddp_train.launch import restart_note
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import CommandLine, JobRunner
-from ddp_train.rank.rank import RankEnding, serve_job
+from ddp_train.rank.rank import RankEnding, run_job
 from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure
@@ -46,8 +46,8 @@ class CommandGroup(JobRunner):
         self._is_announced = False
         self.job: Job | None = None  # the run that was announced
 
-    def serve(self, load_cli: Callable[[], CommandLine]) -> RankEnding:
-        """Do what the command line asks for, to its end. A stop of a sweep ends a user's agent, too; that of a run has done so already."""
+    def run(self, load_cli: Callable[[], CommandLine]) -> RankEnding:
+        """Run the command line to its end. A stop of a sweep ends a user's agent, too; that of a run has done so already."""
         ending = self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
         if ending.was_stopped and self._is_users_torchrun and (member := self._member) is not None:
             end_users_agent(lambda: member.is_stopping)
@@ -55,14 +55,14 @@ class CommandGroup(JobRunner):
 
     def _lead(self, load_cli: Callable[[], CommandLine]) -> RankEnding:
         """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""
-        begins_at = self._attempt.begins_at
-        if begins_at is not None:
-            if (final_code := final_code_before(begins_at)) is not None:  # a user's torchrun starts all again
+        continues_from = self._attempt.continues_from
+        if continues_from is not None:
+            if (final_code := final_code_before(continues_from)) is not None:  # a user's torchrun starts all again
                 self._announce({"exit_code": final_code})
                 return RankEnding(final_code, was_stopped=False)
-            archive_earlier_failure(begins_at, self._attempt.size)
+            archive_earlier_failure(continues_from, self._attempt.size)
         try:
-            code = load_cli().resume(begins_at, self) if begins_at else load_cli().run(self._words, self)
+            code = load_cli().resume(continues_from, self) if continues_from else load_cli().run(self._words, self)
             return RankEnding(code, was_stopped=code in STOPPED)
         finally:
             if self._leader is not None:
@@ -76,7 +76,7 @@ class CommandGroup(JobRunner):
             print("warning  a machine that joins would wait forever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
         text = job.to_json()
         self._announce({"job": text})
-        return self._serve_job(Job.from_json(text)).exit_code  # what the others receive, to the letter
+        return self._run_job(Job.from_json(text)).exit_code  # what the others receive, to the letter
 
     def end_without_progress(self, job: Job, no_progress: NoProgress) -> int:
         """Show why a run is not to begin, and announce its exit code; recorded, so that a user's torchrun starts nothing again (rank 0)."""
@@ -110,20 +110,20 @@ class CommandGroup(JobRunner):
             self._member = Member(self._attempt)
             return self._member.follow()
         if "job" in announced:
-            return self._serve_job(Job.from_json(announced["job"]))
+            return self._run_job(Job.from_json(announced["job"]))
         return RankEnding(announced.get("exit_code", DONE), was_stopped=False)
 
     def _announce(self, command: Mapping[str, Any]) -> None:
         self._is_announced = True
         self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
 
-    def _serve_job(self, job: Job) -> RankEnding:
+    def _run_job(self, job: Job) -> RankEnding:
         self.job = job
-        if self._is_users_torchrun and job.is_run and process_env.num_nodes() > 1:
-            restart_note.remember_run(job.begins_at)
+        if self._is_users_torchrun and job.is_resumable and process_env.num_nodes() > 1:
+            restart_note.remember_run(job.continues_from)
             if not _compare_machines(self._attempt.store, job, self._words):
                 return RankEnding(ENVIRONMENT_REFUSES, was_stopped=False)
-        return serve_job(job, self._attempt, is_users_agent=self._is_users_torchrun)
+        return run_job(job, self._attempt, is_users_agent=self._is_users_torchrun)
 
 
 def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:

@@ -40,6 +40,7 @@ from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.records import Records
 from ddp_train.training.state.data_identity import known_meaning
 from ddp_train.training.state.weights import put_weights, read_weights
+from ddp_train.training.train_state import SAVED_AS
 
 _POLL_S = 2.0
 _PRINT_EVERY_S = 300.0
@@ -77,7 +78,7 @@ def evaluate_job(run: RankRun, evaluation: Evaluation) -> Status:
             records = Records(job.run_folder, world, partial(_writers, run) if world.is_main else list)
         elif is_back:  # the run went back: what came after this step goes
             records.reopen()
-        records.write({"split": "eval", "step": state.step, "epoch": None, "samples": state.samples, "time": time.time(), **metrics})
+        records.write({"split": "eval", "step": state.step, "epoch": None, "samples": state.position, "time": time.time(), **metrics})
     run.phases.enter(Phase.END, state.step)
     world.barrier()
     if world.is_main:
@@ -85,7 +86,7 @@ def evaluate_job(run: RankRun, evaluation: Evaluation) -> Status:
             records.close()
         values = {"last": {f"eval/{name}": value for name, value in metrics.items()}, "best": {}}
         seconds = round(time.monotonic() - run.started_monotonic, 3)
-        result = Result(status=Status.COMPLETED, step=state.step, samples=state.samples, metrics=values, seconds=seconds)
+        result = Result(status=Status.COMPLETED, step=state.step, samples=state.position, metrics=values, seconds=seconds)
         result.write(job.run_folder.result)
         AttemptCount(job.run_folder).finish()
         lines = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
@@ -131,7 +132,7 @@ def _load(run: RankRun, checkpoint: Path, components: EvaluationComponents, *, i
 
     def put(weights: Mapping[str, Any]) -> None:
         put_weights(checkpoint, weights, modules)
-        run.state.samples = int(weights["state"]["samples"])
+        run.state.position = int(weights["state"][SAVED_AS["position"]])
 
     def put_whole() -> str | None:
         try:

@@ -23,7 +23,7 @@ _IOLBF = 1  # stdio.h
 
 
 @contextmanager
-def rank_log(run_folder: RunFolder, rank: int, *, is_shown: bool) -> Iterator[TextIO]:
+def redirect_output(run_folder: RunFolder, rank: int, *, is_shown: bool) -> Iterator[TextIO]:
     """Send this process's output to its rank's log, and give the terminal, for the one screen that a failure shows.
 
     File descriptors are redirected, not only Python's streams, so that a segfault's last words and C++ warnings are kept. What C writes

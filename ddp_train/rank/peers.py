@@ -24,6 +24,7 @@ from ddp_train.distributed.world import World
 from ddp_train.run_folder import failure
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import is_alive
+from ddp_train.system.stack_dump import describe_stack
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class Peers:
 
 
 def _main_thread_activity() -> str:
-    return failure.describe_stack(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
+    return describe_stack(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
 
 
 def _connection(world: World) -> Store:

@@ -16,11 +16,10 @@ from ddp_train.distributed.store import MEET_WITHIN_S, JoinedAttempt, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import DONE, UserError
 from ddp_train.launch import restart_note
-from ddp_train.launch.job import Evaluation, Job, Program
-from ddp_train.launch.job_runner import stops_at
+from ddp_train.launch.job import Evaluation, Job, RankProgram, stops_at
 from ddp_train.rank import summary
 from ddp_train.rank.blame import report_failure, report_lost_rank
-from ddp_train.rank.log import rank_log
+from ddp_train.rank.log import redirect_output
 from ddp_train.rank.peers import Peers
 from ddp_train.rank.provenance import code_captured
 from ddp_train.rank.stop import Stop
@@ -44,19 +43,19 @@ class RankEnding(NamedTuple):
     """How what the ranks were started for has ended."""
 
     exit_code: int
-    was_stopped: bool  # in good order; a `Program` that returns the exit code of a stop was not
+    was_stopped: bool  # in good order; a `RankProgram` that returns the exit code of a stop was not
 
 
-def serve_job(job: Job, attempt: JoinedAttempt, *, is_users_agent: bool = False) -> RankEnding:
-    """Call the function of a `Program` job; train or evaluate for any other."""
-    if isinstance(job.work, Program):
+def run_job(job: Job, attempt: JoinedAttempt, *, is_users_agent: bool = False) -> RankEnding:
+    """Call the function of a `RankProgram` job; train or evaluate for any other."""
+    if isinstance(job.work, RankProgram):
         return RankEnding(int(locate(job.work.function)(attempt, job)), was_stopped=False)
-    restart_note.remember_run(job.begins_at)
-    status = work_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
+    restart_note.remember_run(job.continues_from)
+    status = run_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
     return RankEnding(EXIT_CODE_OF_STOP.get(status, DONE), was_stopped=status in EXIT_CODE_OF_STOP)
 
 
-def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> Status:
+def run_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> Status:
     """Train or evaluate as one of a job's ranks, and return how it ended. A failure is recorded, shown once, and ends this process.
 
     The store has nothing of a rank at first. `is_users_agent`: a user's torchrun is the agent; it knows nothing of runs. `remark`: to log.
@@ -66,7 +65,7 @@ def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent
     phases = Phases()
     write_heartbeats(phases)
     peers: Peers | None = None
-    with rank_log(job.run_folder, rank, is_shown=not job.in_sweep) as terminal:
+    with redirect_output(job.run_folder, rank, is_shown=not job.in_sweep) as terminal:
         if remark is not None:
             logger.warning("%s", remark)
         try:

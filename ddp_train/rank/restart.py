@@ -12,21 +12,21 @@ from ddp_train.system import process_env
 _SHOWN = 160  # characters of an error in the one line of a restart
 
 
-def final_code_before(begins_at: Path) -> int | None:
+def final_code_before(continues_from: Path) -> int | None:
     """Return the exit code of the failure that this attempt follows, if nothing is to be tried again after it; None: go on (rank 0)."""
-    report = failure.load_report(_run_folder_of(begins_at).failure)
+    report = failure.load_report(_run_folder_of(continues_from).failure)
     return report.exit_code if report is not None and report.exit_code in FINAL and _follows_failure() else None
 
 
-def archive_earlier_failure(begins_at: Path, size: int) -> None:
+def archive_earlier_failure(continues_from: Path, size: int) -> None:
     """Say why the run starts again, and archive the failure of the attempt before (rank 0)."""
-    run_folder = _run_folder_of(begins_at)
+    run_folder = _run_folder_of(continues_from)
     print(restart_line(run_folder, size=size, has_failed=_follows_failure()), flush=True)
     run_folder.archive_failure()
 
 
-def _run_folder_of(begins_at: Path) -> RunFolder:
-    return RunFolder.of_checkpoint(begins_at) if is_checkpoint(begins_at) else RunFolder(begins_at)
+def _run_folder_of(continues_from: Path) -> RunFolder:
+    return RunFolder.of_checkpoint(continues_from) if is_checkpoint(continues_from) else RunFolder(continues_from)
 
 
 def _follows_failure() -> bool:

@@ -31,6 +31,7 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
+from ddp_train.errors import shell_code
 from ddp_train.rank.peers import MessageKind, Neighbour, Peers, RankMessage
 from ddp_train.system import process_env
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
@@ -208,14 +209,14 @@ class Stop:
             if self.report_lost_rank is not None:
                 self.report_lost_rank(lost, {self.world.rank: activity} | self.peers.ask_others())
         if self.peers.has_lost_rank:
-            exit_at_once(128 + number)
+            exit_at_once(shell_code(-number))
         if self.peers.is_alone:
             self._on_stop(number)
             return
         try:
             self.peers.send_stop(number)
         except DistError:
-            exit_at_once(128 + number)  # the others are gone
+            exit_at_once(shell_code(-number))  # the others are gone
 
     # What happens at a message (message thread).
 

@@ -83,11 +83,11 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     if order.epoch_size and order.epoch_size < wanted:
         size = f"its {order.epoch_size:,} samples are fewer than a global batch"
         lines.append(f"data     {size}: each step takes all of them, not {wanted:,}")
-    lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.samples)]
-    if gathered := [name for name, metric in components.metrics.items() if metric.is_gathered]:
+    lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.position)]
+    if gathered := [name for name, metric in components.evaluation_metrics.items() if metric.is_gathered]:
         lines.append(f"metrics  rank 0 gathers the data of {', '.join(gathered)}, which grows with the evaluation set")
     if state.step:
-        lines.append(f"resumed  after step {state.step}, {state.samples:,} samples")
+        lines.append(f"resumed  after step {state.step}, {state.position:,} samples")
     return "\n".join(lines)
 
 
@@ -151,7 +151,7 @@ def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> st
 
     `unsaved` says where the run continues instead, when that step could not be saved.
     """
-    if run_folder.task.exists():
+    if run_folder.evaluation_task.exists():
         return f"stopped; `{_resume(run_folder)}` does it again"
     what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
     if unsaved:

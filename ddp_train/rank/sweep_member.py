@@ -23,7 +23,7 @@ from ddp_train.errors import DONE, FAILED
 from ddp_train.launch.fork_requests import RankRequest
 from ddp_train.launch.job import Job
 from ddp_train.rank.forked import setup_forked_rank
-from ddp_train.rank.rank import RankEnding, work_as_rank
+from ddp_train.rank.rank import RankEnding, run_as_rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status
 from ddp_train.system import process_env
@@ -184,16 +184,16 @@ def _become_rank(place: str) -> NoReturn:
     """Be the rank of a job, in a forked process; or a fresh interpreter, where a module of the user's has used CUDA in the member."""
     unlock_all()  # the folders are the member's, whose life is longer
     setup_forked_rank(RankRequest(words=sys.argv[1:], environment={process_env.PLACE: place}, stdout="", stderr=""))
-    work_for_member()
+    run_for_member()
     exit_at_once(DONE)
 
 
-def work_for_member() -> None:
+def run_for_member() -> None:
     """Be the rank of the job that a member has put into the store, at the place in this process's environment; tell it how that ended."""
     store, rank, size = join_store_again(os.environ[process_env.PLACE]), process_env.rank(), process_env.world_size()
     is_forked = os.getpid() != _IMPORTED_IN
     job = Job.from_json(wait_for(store, "job"))
-    status = work_as_rank(job, store, rank, size, remark=None if is_forked else _FRESH)
+    status = run_as_rank(job, store, rank, size, remark=None if is_forked else _FRESH)
     store.set(f"ended/{rank}", status)
     if status not in EXIT_CODE_OF_STOP:
         leave(store, rank, size)

@@ -252,7 +252,7 @@ def _writers(run: RankRun, components: Components) -> list[MetricWriter]:
         step=state.step,
         total_steps=components.total_steps,
         phases=run.phases,
-        epoch=epochs(components.train_loader.order, state.samples),
+        epoch=epochs(components.train_loader.order, state.position),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
         notes=lambda: live_notes(
             job.run_folder, {metric: (best.value, best.step) for metric, best in state.best.items()}, restarts=process_env.restart_count()
@@ -278,7 +278,7 @@ def train(run: RankRun, trainer: Trainer) -> TrainingEnd:
 def not_saved(steps: str, unsaved: str) -> RunError:
     """Return the error of a run whose last step was not saved, and that cannot do without."""
     happened = f"{steps} steps are done, but the last one was not saved. {unsaved}"
-    fix = "free disk space, or raise `ulimit -f` if it is named; then `ddp-train resume` continues from the checkpoint before"
+    fix = "free disk space, or raise `ulimit -f` if a file is too large; then `ddp-train resume` continues from the checkpoint before"
     return RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
 
 
@@ -307,8 +307,8 @@ def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: st
     result = Result(
         status=status,
         step=state.step,
-        epoch=epochs(trainer.components.train_loader.order, state.samples),
-        samples=state.samples,
+        epoch=epochs(trainer.components.train_loader.order, state.position),
+        samples=state.position,
         metrics={"last": trainer.services.records.last_values, "best": {metric: asdict(best) for metric, best in state.best.items()}},
         headline={"metric": ranking.metric, "goal": ranking.goal},
         seconds=round(time.monotonic() - run.started_monotonic, 3),

@@ -1,7 +1,7 @@
 """The report on a failed run: which rank failed first, where, and why; for the screen and failure.json.
 
-What it is made of: the lines of a rank's log that tell how the rank ended (each has its pid, because earlier attempts wrote to the same
-log), and stacks in words: what a rank is doing, and the lines of a traceback that tell a person most.
+It is made of lines of a rank's log that tell how the rank ended (each has its pid, because earlier attempts wrote to the same log), and of
+the lines of a traceback that tell a person most.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import signal
 import socket
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,9 @@ from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 
-from ddp_train import FOLDER
 from ddp_train.errors import FAILED, NO_PROGRESS, UserError, one_line, printable
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import create_json, tail
 from ddp_train.system.redaction import redact_code
 
@@ -48,15 +45,6 @@ _MAX_LINE_CHARACTERS = 300
 _TAIL_BYTES = 100_000  # of a rank's log
 _FRAMES_KEPT = 8  # the innermost ones of a traceback, in failure.json
 _CALL_WRAPPERS = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
-FILES_THAT_WAIT = ("ddp_train/distributed/", "ddp_train/rank/stop.py", "ddp_train/rank/peers.py")
-"""Parts of the paths of our files in which a rank waits for other ranks: what they were called for is of interest."""
-_ACTIVITIES = {  # part of the path of a library's innermost file -> the activity
-    "torch/autograd/": "in backward",
-    "multiprocessing/connection.py": "waiting for data",
-    "torch/distributed/": "in a collective",
-    "torch/nn/modules/": "in forward",
-    "torch/optim/": "in the optimizer's step",
-}
 
 
 class FailureKind(StrEnum):
@@ -246,22 +234,6 @@ def last_activities(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int,
     return activities
 
 
-def describe_stack(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Describe a stack in one line: the activity, and the innermost line that is not a library's."""
-    activity = next((name for frame in reversed(frames) for path, name in _ACTIVITIES.items() if path in frame.filename), "")
-    innermost = next((frame for frame in reversed(frames) if _is_users_or_ours(frame)), None)
-    where = f"{Path(innermost.filename).name}:{innermost.lineno} in {innermost.name}" if innermost else ""
-    return ", ".join(text for text in (activity, where) if text)
-
-
-def user_line(error: BaseException) -> str:
-    """Return the innermost line of an error's stack in the user's code, else in ours."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users_or_ours(frame)]
-    users = [frame for frame in frames if not frame.filename.startswith(str(FOLDER))]
-    frame = (users or frames)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}"
-
-
 def shorten(frames: Sequence[traceback.FrameSummary]) -> str:
     """Format frames without those in which torch only passes a call on. The rank's log has them all."""
     informative = [frame for frame in frames if not frame.filename.endswith(_CALL_WRAPPERS)] or frames
@@ -274,17 +246,3 @@ def fit(text: str, num_lines: int) -> list[str]:
     frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
     first_line = next((index for index in frames[:-2] if len(lines) - index + 1 <= num_lines), frames[-2] if len(frames) > 1 else 1)
     return lines[:1] + lines[first_line:] if frames else lines
-
-
-def is_polling(frame: traceback.FrameSummary) -> bool:
-    """Tell whether a frame is that of `wait_until`: its caller's line says what is waited for."""
-    return frame.name == wait_until.__name__ and frame.filename.endswith(f"{wait_until.__module__.replace('.', '/')}.py")
-
-
-def _is_users_or_ours(frame: traceback.FrameSummary) -> bool:
-    """Tell whether a line is the user's or ours, not a library's; ours that wait or poll do not count."""
-    file = frame.filename
-    if is_polling(frame) or any(part in file for part in FILES_THAT_WAIT):
-        return False
-    is_library = file.startswith((sysconfig.get_path("stdlib"), "<")) or "/site-packages/" in file or "/dist-packages/" in file
-    return file.startswith(str(FOLDER)) or not is_library

@@ -61,7 +61,7 @@ class RunFolder:
         self.compiled = self.root / "compiled"  # torch.compile's cache; the jobs of a sweep have one in the sweep's folder
         self.predictions = self.root / "predictions"
         self.evaluations = self.root / "evaluations"  # later ones of the run's checkpoints, each in a folder like this one
-        self.task = self.root / "task.json"  # in such a folder: the run and the checkpoint (`ddp_train/launch/job.py`)
+        self.evaluation_task = self.root / "task.json"  # in such a folder: the run and the checkpoint (`ddp_train/launch/job.py`)
         self.starts = self.root / "starts.json"  # since the newest checkpoint (`run_folder.starts`)
         self.failure = self.root / "failure.json"
         self.result = self.root / "result.json"

@@ -98,15 +98,21 @@ def verdict_after_end(run_folder: RunFolder, *, within_s: float = RESULT_VISIBLE
     wait_until(
         lambda: verdict_of(run_folder).outcome != Outcome.AGAIN or run_folder.read_result() is not None, within_s=within_s, every_s=_POLL_S
     )
-    verdict, result = verdict_of(run_folder), run_folder.read_result()
+    verdict = verdict_of(run_folder)
     if verdict.outcome != Outcome.AGAIN:
         return verdict, verdict.exit_code
-    return verdict, FAILED if result is None or result.status not in EXIT_CODE_OF_STOP else _code_of_stop(run_folder, result)
+    return verdict, code_of_stop(run_folder) or FAILED
 
 
-def _code_of_stop(run_folder: RunFolder, result: Result) -> int:
-    """Return the exit code of a run that has stopped in good order; TERMINATED: without a checkpoint, of this attempt or an earlier one."""
-    is_saved = result.step is not None or any(run_folder.saved_steps())
+def code_of_stop(run_folder: RunFolder, *, in_sweep: bool = False) -> int | None:
+    """Return the exit code of a run that has stopped in good order; None: result.json does not say so.
+
+    TERMINATED: without a checkpoint, of this attempt or an earlier one; but PREEMPTED for a job `in_sweep`, which waits again.
+    """
+    result = run_folder.read_result()
+    if result is None or result.status not in EXIT_CODE_OF_STOP:
+        return None
+    is_saved = in_sweep or result.step is not None or any(run_folder.saved_steps())
     return EXIT_CODE_OF_STOP[result.status] if is_saved or result.status == Status.INTERRUPTED else TERMINATED
 
 
@@ -120,8 +126,8 @@ def exit_code_after_agent(run_folder: RunFolder, agent_code: int, *, before: Res
     if agent_code != DONE and result is None:  # no rank and no agent was left to write it
         with suppress(OSError):  # a full disk, say, perhaps the reason itself: the exit code has it as well
             Result(status=status).write(run_folder.result)
-    if result is not None and result.status in EXIT_CODE_OF_STOP:  # rank 0 has printed it, and how to continue
-        return _code_of_stop(run_folder, result)
+    if result is not None and (stopped := code_of_stop(run_folder)) is not None:  # rank 0 has printed it, and how to continue
+        return stopped
     if result is not None and result.status == Status.COMPLETED and result != before:  # the signal came after the last step
         return DONE
     if agent_code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, a second one, or a full disk

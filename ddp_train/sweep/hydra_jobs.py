@@ -24,8 +24,8 @@ from ddp_train.config.schema import SweepConfig
 from ddp_train.config.tree import identity, texts
 from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, ConfigErrors, EnvironmentRefuses, UserError
 from ddp_train.launch import source_copy
-from ddp_train.launch.job import Job
-from ddp_train.launch.job_runner import JobRunner, stops_at
+from ddp_train.launch.job import Job, stops_at
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.submit import slots as engine_slots
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder

@@ -35,7 +35,6 @@ REFRESH_S = 10.0
 HOLDER = ".holder.json"  # in a folder that is worked in: host, process, command and start of the process that holds it
 _STALE_AFTER = 3  # intervals without a refresh
 _SHARED = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "glusterfs", "fuse", "virtiofs", "orangefs")
-_SHOWN = 120  # characters of a command
 _FLOCK = "hhqqi0q"  # struct flock of Linux: type, whence, start, length (0: to the end), pid
 
 
@@ -50,8 +49,7 @@ class Holder:
     boot: str  # the machine's id of this boot: tells machines apart that have one name, and a machine from itself before a restart
 
     def __str__(self) -> str:
-        command = self.command if len(self.command) <= _SHOWN else f"{self.command[:_SHOWN]}..."
-        return f"pid {self.pid} on {self.host}, started {self.started}: {command}"
+        return f"pid {self.pid} on {self.host}, started {self.started}: {self.command}"
 
 
 @dataclass

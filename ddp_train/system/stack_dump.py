@@ -1,16 +1,20 @@
-"""Python stacks of a stuck process, a line about its work, and whether Python still runs in it: other processes ask for them.
+"""Python stacks: those of a stuck process, a line about its work, and whether Python still runs in it, for which other processes ask.
 
 faulthandler writes the stacks from a signal handler, in C: also while a thread holds the interpreter's lock for ever, and in
-a deadlock. A process that is stopped or waits inside the kernel cannot answer.
+a deadlock. A process that is stopped or waits inside the kernel cannot answer. And stacks in words: what their process is doing.
 """
 
 import faulthandler
 import os
 import re
 import signal
-from collections.abc import Iterable
+import sysconfig
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from traceback import FrameSummary
 
+from ddp_train import FOLDER
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import HAS_SHARED_MEMORY, handles_signal, open_memory
 
@@ -21,6 +25,15 @@ _NOTE_BYTES = 200
 _POLL_S = 0.05
 _THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+FILES_THAT_WAIT = ("ddp_train/distributed/", "ddp_train/rank/stop.py", "ddp_train/rank/peers.py")
+"""Parts of the paths of our files in which a rank waits for other ranks: what they were called for is of interest."""
+_ACTIVITIES = {  # part of the path of a library's innermost file -> the activity
+    "torch/autograd/": "in backward",
+    "multiprocessing/connection.py": "waiting for data",
+    "torch/distributed/": "in a collective",
+    "torch/nn/modules/": "in forward",
+    "torch/optim/": "in the optimizer's step",
+}
 
 
 def dump_on_request() -> None:
@@ -95,3 +108,33 @@ def main_thread(text: str) -> list[FrameSummary]:
     # The kernel gives a signal to the main thread unless that blocks it; and faulthandler writes the oldest thread last.
     chosen = next((thread for thread in threads if thread.startswith("Current")), threads[-1])
     return [FrameSummary(file, int(line), name) for file, line, name in reversed(_FRAME.findall(chosen))]
+
+
+def describe_stack(frames: Sequence[FrameSummary]) -> str:
+    """Describe a stack in one line: the activity, and the innermost line that is not a library's."""
+    activity = next((name for frame in reversed(frames) for path, name in _ACTIVITIES.items() if path in frame.filename), "")
+    innermost = next((frame for frame in reversed(frames) if _is_users_or_ours(frame)), None)
+    where = f"{Path(innermost.filename).name}:{innermost.lineno} in {innermost.name}" if innermost else ""
+    return ", ".join(text for text in (activity, where) if text)
+
+
+def user_line(error: BaseException) -> str:
+    """Return the innermost line of an error's stack in the user's code, else in ours."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users_or_ours(frame)]
+    users = [frame for frame in frames if not frame.filename.startswith(str(FOLDER))]
+    frame = (users or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}"
+
+
+def is_polling(frame: FrameSummary) -> bool:
+    """Tell whether a frame is that of `wait_until`: its caller's line says what is waited for."""
+    return frame.name == wait_until.__name__ and frame.filename.endswith(f"{wait_until.__module__.replace('.', '/')}.py")
+
+
+def _is_users_or_ours(frame: FrameSummary) -> bool:
+    """Tell whether a line is the user's or ours, not a library's; ours that wait or poll do not count."""
+    file = frame.filename
+    if is_polling(frame) or any(part in file for part in FILES_THAT_WAIT):
+        return False
+    is_library = file.startswith((sysconfig.get_path("stdlib"), "<")) or "/site-packages/" in file or "/dist-packages/" in file
+    return file.startswith(str(FOLDER)) or not is_library

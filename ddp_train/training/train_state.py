@@ -10,6 +10,14 @@ from typing import Any
 
 from ddp_train.traits import Goal
 
+SAVED_AS = {"position": "samples", "undone": "samples", "skipped_samples": "skipped", "turn_losses": "turns", "turns_of_steps": "taken"}
+"""Field -> its key in a checkpoint, where that is another word."""
+
+
+def saved_form(state: TrainState | WindowSums) -> dict[str, Any]:
+    """Return the fields as a checkpoint has them."""
+    return asdict(state, dict_factory=lambda items: {SAVED_AS.get(name, name): value for name, value in items})
+
 
 @dataclass(frozen=True)
 class WindowSums:
@@ -17,18 +25,18 @@ class WindowSums:
 
     losses: list[float] = field(default_factory=list)  # of each step, over one rank's units
     num_units: list[float] = field(default_factory=list)  # of each step, over all ranks
-    skipped: int = 0  # samples on one rank
+    skipped_samples: int = 0  # on one rank
     skipped_steps: int = 0
     logged: dict[str, list[float]] = field(default_factory=dict)  # by callbacks and the model on one rank: name -> sum, finite ones, calls
     end_request: dict[str, str] | None = None  # the fields of an `EarlyEnd` that a callback of one rank requests; not agreed on yet
-    turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `losses`
-    taken: list[list[str]] = field(default_factory=list)  # the turns of each step, where an objective takes turns
+    turn_losses: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `losses`
+    turns_of_steps: list[list[str]] = field(default_factory=list)  # of each step, where an objective takes turns
 
     @staticmethod
     def merged(windows: Sequence[WindowSums], *, is_main: bool) -> WindowSums:
         """Return one rank's sums after a change of the world size: rank 0 gets the sums over all `windows`, the others zeros."""
         first = windows[0]
-        zeros = WindowSums([0.0] * len(first.losses), first.num_units, 0, first.skipped_steps, taken=first.taken)
+        zeros = WindowSums([0.0] * len(first.losses), first.num_units, 0, first.skipped_steps, turns_of_steps=first.turns_of_steps)
         if not is_main:
             return zeros
         logged: dict[str, list[float]] = {}
@@ -37,10 +45,10 @@ class WindowSums:
         return replace(
             zeros,
             losses=_sum_columns(window.losses for window in windows),
-            skipped=sum(window.skipped for window in windows),
+            skipped_samples=sum(window.skipped_samples for window in windows),
             logged=logged,
             end_request=next((window.end_request for window in windows if window.end_request), None),
-            turns={name: _sum_columns(window.turns[name] for window in windows) for name in first.turns},
+            turn_losses={name: _sum_columns(window.turn_losses[name] for window in windows) for name in first.turn_losses},
         )
 
 
@@ -54,7 +62,7 @@ class Jump:
 
     from_step: int
     to_step: int
-    samples: tuple[int, int]  # the positions [start, stop) of samples whose training was undone
+    undone: tuple[int, int]  # the positions [start, stop) of samples whose training was undone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +103,10 @@ class Best:
 
 @dataclass
 class TrainState:
-    """The position of a run. The data's position is one integer: how many samples were trained on or jumped over, all ranks and epochs."""
+    """Where a run is, and what a checkpoint keeps of it."""
 
     step: int = 0
-    samples: int = 0
+    position: int = 0  # the data's: how many samples were trained on or jumped over, all ranks and epochs
     best: dict[str, Best] = field(default_factory=dict)  # by metric
     evaluation_pending: bool = False  # a stop came between the step and its evaluation
     losses: dict[str, list[float]] = field(default_factory=dict)  # of the last steps by their turns, only where spikes are looked for
@@ -121,11 +129,12 @@ class TrainState:
         vars(self).update(vars(TrainState()))
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "saved_window"}
+        return {key: value for key, value in saved_form(self).items() if key != "saved_window"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in vars(self).keys() - {"saved_window"}:
-            setattr(self, name, state[name])
+            setattr(self, name, state[SAVED_AS.get(name, name)])
         self.early_end = EarlyEnd(**state["early_end"]) if state["early_end"] else None
         self.best = {metric: Best(**best) for metric, best in state["best"].items()}
-        self.jumps = [Jump(**{**jump, "samples": tuple(jump["samples"])}) for jump in state["jumps"]]
+        jumps = state["jumps"]
+        self.jumps = [Jump(from_step=jump["from_step"], to_step=jump["to_step"], undone=tuple(jump[SAVED_AS["undone"]])) for jump in jumps]

@@ -12,11 +12,12 @@ from traceback import FrameSummary
 
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.failure import Failure, FailureKind
+from ddp_train.system import stack_dump
 from ddp_train.system.phase import Phase
 from ddp_train.watchdog.client import Heartbeat
 
 _BACKWARD = "torch/autograd/graph.py"
-_WAITS = ("torch/distributed/", "torch/nn/parallel/", _BACKWARD, *failure.FILES_THAT_WAIT)
+_WAITS = ("torch/distributed/", "torch/nn/parallel/", _BACKWARD, *stack_dump.FILES_THAT_WAIT)
 """Files of the innermost frame of a rank that waits for others; in backward, DDP reduces the gradients."""
 _READS = ("ddp_train/data/", "ddp_train/loader/")  # in the stack of a rank that reads samples itself, except these files:
 _READS_NOTHING = ("ddp_train/loader/loader.py", "ddp_train/loader/device_copy.py")
@@ -52,7 +53,7 @@ class RankView:
             return "stopped"
         if self.heartbeat.waits_for_device:
             return "waits for its GPU"
-        return failure.describe_stack(self.frames) or ("in the kernel" if self.state == IN_KERNEL else "gave no answer")
+        return stack_dump.describe_stack(self.frames) or ("in the kernel" if self.state == IN_KERNEL else "gave no answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,7 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_
     key = "cluster.step_timeout_s" if view.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
     frames = first.worker_frames or view.frames
     also = f" (so do ranks {', '.join(str(culprit.view.rank) for culprit in culprits[1:])})" if len(culprits) > 1 else ""
-    where = f": {text}" if (text := failure.describe_stack(frames)) else ""
+    where = f": {text}" if (text := stack_dump.describe_stack(frames)) else ""
     message = f"rank {view.rank} {first.why}{also}{where}; it has not moved for {view.still_s:.1f} s ({key} is {limit_s:g}),"
     message += f" in the phase {view.heartbeat.phase}"
     stack = failure.shorten(frames) if frames else ""
@@ -157,7 +158,7 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_
 
 def _waits(view: RankView) -> bool:
     """Tell whether a rank waits for others, by its stack."""
-    innermost = next((frame.filename for frame in reversed(view.frames) if not failure.is_polling(frame)), "")
+    innermost = next((frame.filename for frame in reversed(view.frames) if not stack_dump.is_polling(frame)), "")
     return any(path in innermost for path in _WAITS)
 
 

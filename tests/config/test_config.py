@@ -241,7 +241,6 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
             "compile=default",
         ),
         (["compile=default", "compile.regions=all"], "compile.regions", "auto, whole, or the classes"),
-        (["strategy=fsdp", "precision.channels_last=true"], "precision.channels_last", "precision.channels_last=false"),
         (["deterministic=true", "precision.cudnn_benchmark=true"], "precision.cudnn_benchmark", "precision.cudnn_benchmark=false"),
         (["cluster.device=cuda", "cluster.processes_per_node=99"], "cluster", "need a GPU each"),
         (["cluster.device=gpu"], "cluster.device", "one of auto, cpu, cuda"),

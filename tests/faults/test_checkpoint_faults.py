@@ -178,7 +178,7 @@ def two_checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 
 def _save_cut(ranks: Ranks, step: int) -> str | None:
     """Save as ranks do that a strategy has given the rows of all tensors."""
-    state = TrainState(step=step, samples=step * 32)
+    state = TrainState(step=step, position=step * 32)
     for rank, (saver, world) in enumerate(zip(ranks.savers, ranks.worlds, strict=True)):
         found = checkpoint_content(ranks.parts[rank], state, WindowSums(), world)
         with rank_of(rank, len(ranks.savers)) as mesh:

@@ -70,9 +70,11 @@ class Ranks:
 
     def start(self, step: int, **settings: Any) -> None:
         """Begin to save on every rank."""
-        state = TrainState(step=step, samples=step * 32)
+        state = TrainState(step=step, position=step * 32)
         for rank, (saver, world) in enumerate(zip(self.savers, self.worlds, strict=True)):
-            saver.save(checkpoint_content(self.parts[rank], state, WindowSums([float(rank)], [2.0], skipped=rank), world), **settings)
+            saver.save(
+                checkpoint_content(self.parts[rank], state, WindowSums([float(rank)], [2.0], skipped_samples=rank), world), **settings
+            )
 
     def save(self, step: int) -> str | None:
         """Save on every rank and return what went wrong; all ranks must say the same."""

@@ -180,6 +180,6 @@ def manifest(step: int, **changes: Any) -> Manifest:
 def saved(folder: Path, step: int, parts: Components, metrics: Mapping[str, Any] | None = None) -> Path:
     """Save a checkpoint as a run does, and return it."""
     saver = Saver(folder=folder, world=alone(), config_hash="abc")
-    saver.save(checkpoint_content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), metrics=metrics, ranked_by=LOSS)
+    saver.save(checkpoint_content(parts, TrainState(step=step, position=step * 32), WindowSums(), alone()), metrics=metrics, ranked_by=LOSS)
     assert saver.finish() is None
     return folder / f"step_{step:08d}"

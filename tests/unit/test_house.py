@@ -33,6 +33,7 @@ SHOWN_BY = {
     "interfaces/run.py": "protocols: tests/unit/training/loop/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
     "launch/fork_requests.py": "tests/unit/launch/test_local.py, tests/unit/rank/test_forked.py, tests/unit/cli/test_check_process.py",
+    "launch/job_runner.py": "interfaces: tests/unit/cli/test_main.py, tests/unit/cli/test_compose.py, tests/distributed/test_restart.py",
     "launch/node/attempt_agent.py": "attempts with agents that are none: tests/unit/launch/node/test_program.py",
     "launch/node/wire.py": "tests/unit/launch/node/test_registry.py",
     "loader/worker_preload.py": "what it sets holds for a process of its own: tests/unit/loader/test_worker_pool.py",
@@ -109,7 +110,7 @@ def test_modules_that_are_named_in_texts_exist() -> None:
 
 
 def test_what_starts_ranks_does_not_know_which_programs_there_are() -> None:
-    """The doctor is one that a job names: `Program`."""
+    """The doctor is one that a job names: `RankProgram`."""
     knowing = [
         file for room in ("launch", "rank") for file in (FOLDER / room).rglob("*.py") if re.search("doctor|examin", file.read_text())
     ]

@@ -11,7 +11,6 @@ import shlex
 import tomllib
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from omegaconf import DictConfig
 from ddp_train import CONF
 from ddp_train.config.check import plain_secret
 from ddp_train.config.command.commands import COMMANDS
-from ddp_train.config.hydra_internals import ConfigLoaderImpl, get_args_parser, refuse_large_overrides
+from ddp_train.config.hydra_internals import ConfigLoaderImpl, get_args_parser
 from ddp_train.config.spelling import did_you_mean, instead_of, nearest, override
 from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError, ConfigErrors
@@ -31,8 +30,7 @@ _PYPROJECT = "pyproject.toml"
 
 
 def refuse_unsafe_overrides(overrides: Sequence[str]) -> None:
-    """Refuse overrides that hold a secret, or more than a config may, before anything parses or shows them."""
-    refuse_large_overrides(overrides)
+    """Refuse overrides that hold a secret, before anything parses or shows them."""
     errors = []
     for text in dict.fromkeys([*overrides, *join_cut_words(overrides)[0]]):  # as they came, and as they were meant
         key, equals, value = text.partition("=")
@@ -142,7 +140,7 @@ def _depth(text: str) -> int:
     return sum((char in "[{(") - (char in "]})") for char in text)
 
 
-def refuse_unknown_options(arguments: list[str]) -> None:
+def _refuse_unknown_options(arguments: list[str]) -> None:
     """Raise for options that are neither Hydra's nor ours, or lack their value, before Hydra's parser shows its usage and leaves."""
     parser = get_args_parser()
     parser.exit_on_error = False
@@ -169,24 +167,13 @@ def refuse_unknown_options(arguments: list[str]) -> None:
 
 
 def options_first(arguments: list[str]) -> list[str]:
-    """Put options, with their values, before overrides: Hydra's parser takes no override after an option that follows one."""
-    options, overrides, rest = list[str](), list[str](), [*arguments]
-    while rest:
-        text, *rest = rest
-        if not text.startswith("-") or text[1:2].isdigit() or text[1:2] == ".":  # a number, cut off its key
-            overrides.append(text)
-            continue
-        options.append(text)
-        action = next((each for each in get_args_parser()._actions if any(name.startswith(text) for name in each.option_strings)), None)
-        if action is None or action.nargs == 0:
-            continue
-        if action.nargs == "?":
-            options.append(rest.pop(0) if rest and rest[0] in (action.choices or ()) else str(action.const))
-        elif rest:
-            options.append(rest.pop(0))
-        else:
-            return arguments  # nothing behind it, which is refused
-    return [*options, *overrides]
+    """Put options, with their values, before overrides: Hydra's parser takes no override after an option that follows one.
+
+    Raises ConfigErrors: an option is not known, or lacks its value.
+    """
+    _refuse_unknown_options(arguments)
+    overrides = get_args_parser().parse_intermixed_args(arguments).overrides
+    return [*(text for text in arguments if text not in overrides), *overrides]
 
 
 def require_config(args: Any, loader: ConfigLoaderImpl) -> None:
@@ -197,8 +184,7 @@ def require_config(args: Any, loader: ConfigLoaderImpl) -> None:
     if args.config_name is not None and not loader.repository.config_exists(args.config_name):
         options = loader.get_group_options("", results_filter=ObjectType.CONFIG)
         names = [name for name in options if not name.startswith("_")]  # those are Hydra's
-        is_experiment = args.config_name in loader.get_group_options("experiment")
-        fix = f"experiment={args.config_name}" if is_experiment else f"--config-name={nearest(args.config_name, names) or 'config'}"
+        fix = f"--config-name={nearest(args.config_name, names) or 'config'}"
         happened = f"there is no {args.config_name}.yaml for the root of the configuration"
         raise ConfigErrors([ConfigError(key="--config-name", happened=happened, expected=f"one of {', '.join(names)}", fix=fix)])
 
@@ -207,7 +193,7 @@ def options_of(hydra: DictConfig) -> list[str]:
     """Return what a command line needs, apart from its overrides, to find the same YAML again."""
     here = Path.cwd()
     sources = hydra.runtime.config_sources
-    added = [Path(source.path) for source in sources if source.provider == "command-line" and not is_found(Path(source.path))]
+    added = [Path(source.path) for source in sources if source.provider == "command-line"]
     instead = [source.path for source in sources if source.provider == "main" and Path(source.path) != CONF]
     found = [f"--config-path={path}" for path in instead]  # whole: Hydra takes a relative one for a module of ours
     found += [f"--config-dir={folder.relative_to(here) if folder.is_relative_to(here) else folder}" for folder in added]
@@ -223,14 +209,6 @@ def with_conf(words: Sequence[str]) -> list[str]:
     is_typed = any(word == "-cd" or word.startswith(("--config-dir", "-cd=")) for word in words)
     folder = None if is_typed else _conf_folder()
     return [*words] if folder is None else [f"--config-dir={folder}", *words]
-
-
-def is_found(folder: Path) -> bool:
-    """Tell whether commands find a folder of YAML without being told."""
-    with suppress(ConfigError):  # of no matter where another one was typed
-        found = _conf_folder()
-        return found is not None and folder == Path(found).absolute()
-    return False
 
 
 def _conf_folder() -> str | None:

@@ -58,20 +58,12 @@ It stays text in config.yaml, in the hash and between processes: `training/insta
 """
 
 
-class ImportFails(ConfigError):
-    """A name cannot be imported."""
-
-    cause = ""  # what several names may share, with the user's line that raised it, if there is one; "": what the name alone explains
-
-    @classmethod
-    def of(cls, error: Exception, name: str, *, key: str) -> ImportFails:
-        library_paths = ("site-packages", "dist-packages", "frozen", str(FOLDER), sysconfig.get_path("stdlib"))
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not any(path in frame.filename for path in library_paths)]
-        where = f"\n    {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-        reason = f"{type(error).__name__}: {error}{where}"
-        failure = cls(key=key, happened=f"cannot import {name}: {reason}")
-        failure.cause = reason if "\n" in reason else ""
-        return failure
+def _import_fails(error: Exception, name: str, *, key: str) -> ConfigError:
+    """Return the error for a name that cannot be imported, with the user's line that raised it, if there is one."""
+    library_paths = ("site-packages", "dist-packages", "frozen", str(FOLDER), sysconfig.get_path("stdlib"))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not any(path in frame.filename for path in library_paths)]
+    where = f"\n    {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return ConfigError(key=key, happened=f"cannot import {name}: {type(error).__name__}: {error}{where}")
 
 
 def check_target(component_config: ComponentConfig, key: str) -> list[ConfigError]:
@@ -85,7 +77,7 @@ def check_target(component_config: ComponentConfig, key: str) -> list[ConfigErro
     try:
         target = look_up(path)
     except Exception as error:  # a user's module may raise anything while it is imported
-        return [ImportFails.of(error, path, key=f"{key}._target_")]
+        return [_import_fails(error, path, key=f"{key}._target_")]
     if reason := why_no_component(target):
         fix = "a function of your own, in a file in your folder"
         return [ConfigError(key=f"{key}._target_", happened=f"{path} {reason}", expected="a component", fix=fix)]
@@ -119,8 +111,7 @@ class _Call(NamedTuple):
     def unknown(self) -> Iterator[ConfigError]:
         takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in self.parameters.values())
         for name in self.arguments:
-            is_ours = self.is_data and name in FULL_KEYS and name != "batch_size"  # which must not be passed on silently
-            if name not in self.named and (is_ours or not (takes_any or takes(self.target, name))):
+            if name not in self.named and not (takes_any or takes(self.target, name)):
                 happened, expected = f"{self.path} has no argument {name!r}", ", ".join(self.named) or "no argument"
                 yield ConfigError(key=f"{self.key}.{name}", happened=happened, expected=expected, fix=self._instead_of(name))
 
@@ -211,7 +202,7 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
             except ValueError as error:
                 yield ConfigError(key=at, happened=str(error), expected="${object:NAME} alone, as a whole argument")
             except Exception as error:  # a user's module may raise anything while it is imported
-                yield ImportFails.of(error, str(name), key=at)
+                yield _import_fails(error, str(name), key=at)
             else:
                 if reason:
                     yield ConfigError(key=at, happened=f"{name} {reason}", expected="a type, or a class or function of a component")

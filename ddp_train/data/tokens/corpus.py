@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -148,8 +147,7 @@ class Corpus:
     def _require_val(self, documents: int) -> None:
         if self._val_fraction > 0 and int(documents * self._val_fraction) == 0:
             happened = f"{self._val_fraction:g} of {plural(documents, 'document')} is less than one"
-            larger = f"val_fraction={ceil(1000 / documents) / 1000:g}, or " if documents > 1 else ""
-            fix = f"{larger}val_fraction=0 and runs with data.eval=null"
+            fix = "a larger val_fraction, or val_fraction=0 and runs with data.eval=null"
             raise ConfigError(key="val_fraction", happened=happened, expected="at least one document in the split val", fix=fix)
 
 

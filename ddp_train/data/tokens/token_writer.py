@@ -98,8 +98,7 @@ def _encoding(name: str) -> Any:
     except OSError as error:  # it fetches the vocabulary when it is first used
         happened = f"tiktoken cannot fetch the vocabulary of {name}: {type(error).__name__}: {error}"
         expected = "a network, or the vocabulary in the folder TIKTOKEN_CACHE_DIR"
-        fetch = f"python -c 'import tiktoken; tiktoken.get_encoding(\"{name}\")' where there is a network, with TIKTOKEN_CACHE_DIR=FOLDER"
-        fix = f"{fetch}; copy FOLDER here and set it too; or tokenizer=byte"
+        fix = "set TIKTOKEN_CACHE_DIR=FOLDER where there is a network too, and copy FOLDER here; or tokenizer=byte"
         raise ConfigError(key="tokenizer", happened=happened, expected=expected, fix=fix) from None
     except ValueError as error:
         happened, expected = f"tiktoken has no encoding {name!r}: {error}", f"one of {', '.join(tiktoken.list_encoding_names())}"

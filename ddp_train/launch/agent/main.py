@@ -16,7 +16,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, UserError
+from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, UserError, shell_code
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.failures import FailureHandler, FailuresOfAttempt, FailuresOfRun
 from ddp_train.launch.agent.ranks import Ranks, loads_alike
@@ -75,7 +75,7 @@ def run_torchrun(options: AgentOptions, arguments: list[str], ranks: Ranks) -> i
     except ChildFailedError as error:
         return failures.end(error)
     except SignalException as error:
-        return 128 + int(error.sigval)
+        return shell_code(-error.sigval)
     except DistError as error:
         if options.is_one_attempt:  # another machine was lost just then, and is named by those who have seen it
             logging.getLogger("torch").warning("the ranks' store is gone: %s", error)

@@ -143,7 +143,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
     yield from ["exclusive"] if slurm.exclusive else []
     yield from ["no-kill"] if spec.is_elastic else []
     yield f"signal=USR1@{signal_s(spec)}"
-    yield from ("requeue" if spec.job.is_run else "no-requeue", "open-mode=append")
+    yield from ("requeue" if spec.job.is_resumable else "no-requeue", "open-mode=append")
     if len(specs) > 1:
         yield f"array=0-{len(specs) - 1}%{max(1, int(spec.engine_options['parallel']) // among)}"
     root = str(spec.job.run_folder.root)

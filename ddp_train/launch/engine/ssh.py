@@ -71,7 +71,7 @@ class Ssh(Engine):
             os.close(write_end)
             os.read(read_end, 1)  # until the folder says that we have the run
             try:
-                return run_client(run_folder, remotes, least=spec.min_nodes, is_run=spec.job.is_run)
+                return run_client(run_folder, remotes, least=spec.min_nodes)
             finally:  # another login node cannot see that this process has ended
                 if (submission := Submission.read(run_folder)) is not None and submission.id == _id(os.getpid()):
                     run_folder.submitted.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import IO, NamedTuple
 
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, TERMINATED, EnvironmentRefuses, printable
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, EnvironmentRefuses, code_of_signals, printable
 from ddp_train.launch.engine.ssh_remote import MARK, READY
 from ddp_train.launch.signals import LISTENED
 from ddp_train.run_folder.paths import RunFolder
@@ -49,11 +49,8 @@ class Remote(NamedTuple):
     script: str  # what that is told
 
 
-def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, is_run: bool = True) -> int:
-    """Run the node programs to their ends, and return the exit code of the run; `least` machines are needed.
-
-    `is_run`: something of it stays that could be resumed.
-    """
+def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int) -> int:
+    """Run the node programs to their ends, and return the exit code of the run; `least` machines are needed."""
     os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
     received, lines = list[int](), list[_SshLine]()
 
@@ -75,9 +72,6 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
         marker.unlink(missing_ok=True)
     for problem in problems:
         print(f"\n{problem}", file=sys.stderr)
-    if problems:
-        again = run_folder.resume_command() if is_run else "the same command"
-        print(f"\nnothing was started; after the fix, run: {again}", file=sys.stderr)
     code = DONE
     if problems or received:
         for line in lines:
@@ -87,9 +81,10 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
             line.say(f"go {launch_id}")  # where it comes after a signal, nothing begins there
         code = _wait_until_ended(lines, least)
     if problems:
+        print("\nnothing was started", file=sys.stderr)
         return ENVIRONMENT_REFUSES
     if code == DONE and received:
-        code = INTERRUPTED if signal.SIGINT in received else TERMINATED  # where the folder has nothing better
+        code = code_of_signals(received)  # where the folder has nothing better
     return exit_code_after_agent(run_folder, code, before=before)
 
 

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, shell_code
 from ddp_train.system.process import STOP_SIGNALS, die_with_parent
 
 MARK = "\x1eddp-train: "  # begins a line that is for the client, and not for the terminal
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     code = node.wait()
     for pump in pumps:
         pump.join(5)
-    return code if code >= 0 else 128 - code
+    return shell_code(code)
 
 
 def _prepare() -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 
 from ddp_train.config.cluster import REGISTRY, environment_of, rank_environment
-from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
+from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, shell_code
 from ddp_train.launch.fork_requests import AgentOptions, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.this_node import ThisNode
@@ -36,7 +36,7 @@ class AttemptAgent:
     def __init__(self, this_node: ThisNode, attempt: NewAttempt, line: Line, *, listener: socket.socket | None) -> None:
         self._this_node, self.attempt, self._line, self._listener = this_node, attempt, line, listener
         self._job = None if attempt.job is None else Job.from_json(attempt.job)
-        self.folder = self._job.run_folder if self._job is not None and self._job.is_run else None
+        self.folder = self._job.run_folder if self._job is not None and self._job.is_resumable else None
         self.stop_signal: int | None = None  # the first one; the agent may not have begun yet
         self._is_killed = False
         self.before: Result | None = None  # what result.json held when the attempt began
@@ -96,11 +96,11 @@ class AttemptAgent:
         host = self._host()
         problem = await _unreachable_store(host, self.attempt.port) if self._listener is None else None
         if last_signal := signal.SIGKILL if self._is_killed else self.stop_signal:  # the agent is not to begin
-            return 128 + last_signal, ""
+            return shell_code(-last_signal), ""
         if problem:
             return ENVIRONMENT_REFUSES, problem
         if self.attempt.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
-            remember_run(self._job.begins_at, owner=os.getpid())  # no rank came so far as to write it
+            remember_run(self._job.continues_from, owner=os.getpid())  # no rank came so far as to write it
         files = [] if self._listener is None else [self._listener.fileno()]
         grace_s, attempt = self._this_node.cluster.grace_s, self.attempt
         options = AgentOptions(grace_s=grace_s, run_folder=self.folder, node_rank=attempt.rank, restarts=attempt.restarts)
@@ -118,7 +118,7 @@ class AttemptAgent:
             report = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
             why = report.message
             self._record(report)
-        return code if code >= 0 else 128 - code, why
+        return shell_code(code), why
 
     def _record(self, report: failure.Failure) -> None:
         if self.folder is not None and not self.folder.has_ended_since(self.before):
@@ -151,7 +151,7 @@ class AttemptAgent:
         environment[process_env.NODE] = str(os.getpid())
         if self._job is not None and self.attempt.job is not None:
             environment[process_env.JOB] = self.attempt.job
-            if not self._job.is_run:
+            if not self._job.is_resumable:
                 environment[process_env.FACTS] = self._this_node.facts.to_json()
         return environment
 

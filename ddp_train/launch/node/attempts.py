@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NoReturn
 
-from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, TERMINATED, ConfigError, EnvironmentRefuses
+from ddp_train.errors import DONE, FAILED, FINAL, NO_PROGRESS, ConfigError, EnvironmentRefuses, code_of_signals, shell_code
 from ddp_train.launch.node.registry import Came, Lost, Node, NodeEvent, Registry
 from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
@@ -38,7 +38,7 @@ _MARGIN_S = 15.0  # in addition to cluster.grace_s, before agents that were told
 _DIES_WITHIN_S = 10.0  # an agent that was killed
 _POLL_S = 0.1
 _ABOUT_TO_BE_LOST_S = 4.0  # a machine that is silent for so long when another one is lost
-_STOPPED_CODES = tuple(128 + number for number in STOP_SIGNALS)  # with which an agent ends that was told to
+_STOPPED_CODES = tuple(shell_code(-number) for number in STOP_SIGNALS)  # with which an agent ends that was told to
 
 
 class _EndCause(StrEnum):
@@ -116,7 +116,7 @@ class Attempts:
         while True:
             now = time.monotonic()
             if self._stop_signal is not None:
-                raise ProgramEnd(self._code_of_stop())
+                raise ProgramEnd(self._exit_code(code_of_signals([self._stop_signal])))
             if problems and now > began + _TELLS_S:
                 self._refuse("\n".join(problems))
             if rendezvous.is_fixed and not rendezvous.is_elastic and registry.refusal:
@@ -187,7 +187,7 @@ class Attempts:
         node = event.node
         match event.what:
             case Ended(number, code, why) if number == attempt.number and node in attempt.open_nodes:
-                attempt.codes[node] = FAILED if attempt.is_killed and code == 128 + signal.SIGKILL else code
+                attempt.codes[node] = FAILED if attempt.is_killed and code == shell_code(-signal.SIGKILL) else code
                 if code != DONE and not attempt.end_cause:
                     attempt.end(_EndCause.FAILURE, within_s=_SURVIVORS_S)
                     if why:
@@ -233,7 +233,7 @@ class Attempts:
     def _judge(self, attempt: _RunningAttempt) -> int | None:
         """Return the exit code of the run, or None where another attempt is to follow."""
         if self._stop_signal is not None:
-            return self._code_of_stop()
+            return self._exit_code(code_of_signals([self._stop_signal]))
         folder = self._this_node.run_folder
         expected = (DONE, *_STOPPED_CODES) if attempt.end_cause == _EndCause.JOIN else (DONE,)
         failures = [code for code in attempt.codes.values() if code not in expected]
@@ -246,7 +246,7 @@ class Attempts:
                 folder.archive_failure()  # it says `preempted`
             return None
         if not is_failed:
-            return DONE if folder is None else exit_code_after_agent(folder, code, before=self.before)
+            return self._exit_code(code)
         code = code or FAILED
         if code in FINAL:
             return code
@@ -262,8 +262,8 @@ class Attempts:
         self._restarts += 1
         return None
 
-    def _code_of_stop(self) -> int:
-        code = INTERRUPTED if self._stop_signal == signal.SIGINT else TERMINATED
+    def _exit_code(self, code: int) -> int:
+        """Return the exit code of a run that has stopped or ended well, with this code of its agents."""
         folder = self._this_node.run_folder
         return code if folder is None else exit_code_after_agent(folder, code, before=self.before)
 

@@ -68,7 +68,7 @@ class Registry:
     def __init__(self, this_node: ThisNode) -> None:
         self._rendezvous, self._first, job = this_node.rendezvous, this_node.facts, this_node.job
         self._folder = "" if job is None else str(job.run_folder.root)  # which every machine must see; "": not known yet
-        self.takes_all = job is not None and not job.is_run  # also who disagrees with the first: that program compares them itself
+        self.takes_all = job is not None and not job.is_resumable  # also who disagrees with the first: that program compares them itself
         self.nodes: list[Node] = []
         self.events: asyncio.Queue[NodeEvent] = asyncio.Queue()  # for `Attempts`
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -14,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
+from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, UserError, code_of_signals
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import JsonMessage, Line, LineLost, connect, is_proven, of_socket, proof, reason, shown
 from ddp_train.launch.signals import is_final_stop
@@ -79,7 +78,7 @@ class RegistryClient:
     def end_if_stopped(self) -> None:
         """End where a stop signal came, and the registry cannot be told."""
         if self._stops and not self._rendezvous.is_first:
-            raise ProgramEnd(INTERRUPTED if signal.SIGINT in self._stops else TERMINATED)
+            raise ProgramEnd(code_of_signals(self._stops))
 
     async def _try(self, deadline: float) -> tuple[Line | None, str]:
         """Try each address of the registry once; return the line, or why there is none."""

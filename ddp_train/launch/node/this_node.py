@@ -69,8 +69,8 @@ class ThisNode:
 
     @property
     def run_folder(self) -> RunFolder | None:
-        """Where the run is; None: it is unknown before rank 0 has composed, or the job is none (`Job.is_run`)."""
-        return self.job.run_folder if self.job is not None and self.job.is_run else None
+        """Where the run is; None: it is unknown before rank 0 has composed, or the job keeps nothing (`Job.is_resumable`)."""
+        return self.job.run_folder if self.job is not None and self.job.is_resumable else None
 
 
 def with_world_size(job: Job, world_size: int) -> Job:

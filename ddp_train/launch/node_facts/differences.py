@@ -79,10 +79,7 @@ def _names(first: NodeFacts, other: NodeFacts) -> _Names:
 def _config_differences(first: NodeFacts, other: NodeFacts, names: _Names) -> Iterator[str]:
     left_out = _MAY_DIFFER if first.processes == other.processes else (*_MAY_DIFFER, _BATCH)
     first_config, other_config = ({key: value for key, value in facts.config.items() if key not in left_out} for facts in (first, other))
-    for sentence in _value_differences(first_config, other_config, "", names):
-        # All ranks get the first machine's: it is what the run records.
-        own = "; export a variable that differs by machine there, and set null here" if sentence.startswith("cluster.env.") else ""
-        yield sentence + own
+    return _value_differences(first_config, other_config, "", names)
 
 
 def _file_differences(what: str, first: FileList, other: FileList, names: _Names) -> Iterator[str]:

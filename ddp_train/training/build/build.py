@@ -79,7 +79,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         amp=parts.amp,
         eval_loaders=parts.eval_loaders,
         callbacks=callbacks,
-        metrics=parts.metrics,
+        evaluation_metrics=parts.evaluation_metrics,
         forward_is_collective=parts.forward_is_collective,
         compiled=prepared.compiled,
         turns=optimization.turns,
@@ -113,7 +113,7 @@ def _build_model(
         objective=made.objective,
         eval_loaders=_eval_loaders(config, world, made.objective, eval_sources),
         amp=instantiate(config.amp, key="amp", answers=answers),
-        metrics=make_metrics(config.evaluation.metrics, made.objective, world, answers),
+        evaluation_metrics=make_metrics(config.evaluation.metrics, made.objective, world, answers),
         forward_is_collective=strategy.shards_parameters and world.has_group,
     )
 

@@ -135,7 +135,7 @@ def _before_first_step(components: Components, state: TrainState, world: World, 
     if throughput.wants_batch:
         prepare.append(see_shapes)
     if sanity_check:
-        prepare.append(lambda first: try_first_batches(components, first, world, samples=state.samples))
+        prepare.append(lambda first: try_first_batches(components, first, world, state.position))
     has_lasting_buckets = components.strategy.has_buckets and (components.turns.by_name or components.zeroes_gradients_in_place())
     if state.step == 0 and world.size > 1 and has_lasting_buckets:
         prepare.append(rehearse)
@@ -164,7 +164,7 @@ def _count_epochs(order: BatchOrder, state: TrainState, scheduler: EveryEpoch) -
     assert epoch_size is not None  # build has seen to it
 
     def reach(step: int = 0) -> None:
-        scheduler.reach(state.samples // epoch_size)
+        scheduler.reach(state.position // epoch_size)
 
     return Hooks(when_steps_begin=[reach], after_step=[reach])
 
@@ -174,7 +174,7 @@ def _add_values(
 ) -> None:
     """Add the values of some features to a training record."""
     loader = components.train_loader
-    values |= {f"samples/{name}": count for name, count in loader.samples_by_source(state.samples).items()}
+    values |= {f"samples/{name}": count for name, count in loader.samples_by_source(state.position).items()}
     values |= components.compiled.values() if components.compiled else {}
     if loader.skips_bad_samples:
         values["skipped_samples"] = reading.skipped_samples

@@ -93,7 +93,7 @@ def estimate_checkpoint(components: Components, *, num_ranks: int) -> int:
     optimizer, callbacks = _optimizer_tensors(components.optimizer), _callback_tensors(components)
     leaves = [leaf_of(f"{SHARED}.{name}", _without_values(value)) for name, value in (model | optimizer | callbacks).items()]
     try:
-        for pieces in divide_shared(leaves, num_ranks, alike=[*components.modules, "optimizer"]):
+        for pieces in divide_shared(leaves, num_ranks, written_in_shares=[*components.modules, "optimizer"]):
             tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
     except tensor_file.TensorFileError as error:
         happened = f"{len(model):,} tensors of the model and {len(optimizer):,} of the optimizer are too many: {error.happened}"

@@ -32,7 +32,7 @@ from ddp_train.interfaces.objective import HALF, ValueShapeError, evaluated, val
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.supervised import LossObjective
-from ddp_train.run_folder import failure
+from ddp_train.system.stack_dump import user_line
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.check.rehearsal import restoring_state
 from ddp_train.training.parts import metric
@@ -61,15 +61,15 @@ class _Trial:
         return normalise_and_mix(self.micro_batch.batch)
 
 
-def try_first_batches(components: Components, first: MicroBatch, world: World, *, samples: int) -> None:
+def try_first_batches(components: Components, first: MicroBatch, world: World, position: int) -> None:
     """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints a line for each.
 
-    The data is at `samples`. Raises ConfigError: data, model and objective do not fit.
+    `position`: the data's. Raises ConfigError: data, model and objective do not fit.
     DataError: a label is out of range.
     """
     lines = []
     with restoring_state(components, world.device), without_compiling():  # hooks on a forward would be compiled into it
-        for trial in _trials(components, first, samples):
+        for trial in _trials(components, first, position):
             lines.append(_try(components, trial, world))
             _refuse_dependent(components, trial, world)
     if world.device.type == "cuda":
@@ -77,9 +77,9 @@ def try_first_batches(components: Components, first: MicroBatch, world: World, *
     world.print(*(f"tried    {line}" for line in lines))
 
 
-def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator[_Trial]:
+def _trials(components: Components, first: MicroBatch, position: int) -> Iterator[_Trial]:
     loader = components.train_loader
-    yield _Trial("the first training batch", True, first, loader.sample_ids(samples, 0), loader.source)
+    yield _Trial("the first training batch", True, first, loader.sample_ids(position, 0), loader.source)
     for set_name, eval_loader in components.eval_loaders.items():
         if (evaluated := eval_loader.peek()) is not None:
             name = f"the first batch of evaluation set {set_name}" if set_name else "the first evaluation batch"
@@ -112,8 +112,8 @@ def _try(components: EvaluationComponents, trial: _Trial, world: World) -> str:
                     measured = components.evaluate_batch(batch)
                 _require_values(objective, measured.values, batch_size(batch), world, is_stand_in=micro_batch.is_stand_in)
                 if not micro_batch.is_stand_in:
-                    metric.update(components.metrics, measured.compared)
-                    metric.require_numbers(components.metrics)
+                    metric.update(components.evaluation_metrics, measured.compared)
+                    metric.require_numbers(components.evaluation_metrics)
     except (UserError, OSError, DistError):
         raise
     except Exception as error:
@@ -169,7 +169,7 @@ def _mismatch_error(error: Exception, components: EvaluationComponents, trial: _
     return ConfigError(
         key="data, objective" if not forward.takes else "model" if not forward.gives else "objective",
         happened=f"{trial.name} fails: {type(error).__name__}: {error}\n"
-        f"  {failure.user_line(error)}\n"
+        f"  {user_line(error)}\n"
         f"  data       gives {describe(batch)}\n"
         f"  model      {type(model).__name__} ({types}) {forward}\n"
         f"  objective  {getattr(loss, '__name__', type(loss).__name__)}",

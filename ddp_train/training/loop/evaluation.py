@@ -80,7 +80,7 @@ def _evaluate_set(
     if predictions is not None:
         assert isinstance(loader, PositionedEvaluationLoader)  # build refuses a stream, which has no order to write them in
         files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
-    for metric_object in components.metrics.values():
+    for metric_object in components.evaluation_metrics.values():
         metric_object.reset()
     totals = metric.ValueTotals()
     gives_up = False
@@ -101,7 +101,7 @@ def _evaluate_set(
             rows = {name: values[:0] for name, values in measured.rows.items()} if micro_batch.is_stand_in else measured.rows
             files.add(rows, skips=[bad.sample for bad in micro_batch.bad_samples])
         if not micro_batch.is_stand_in:
-            metric.update(components.metrics, measured.compared)
+            metric.update(components.evaluation_metrics, measured.compared)
         num_skipped += len(micro_batch.bad_samples)
         if gives_up := is_stopping():
             break  # only after the first batch: all ranks need the same names for the reduction
@@ -112,7 +112,7 @@ def _evaluate_set(
         files.close(keep=not num_giving_up)
     if num_giving_up:
         return None
-    metrics = {**objective.metrics(means), **metric.results(components.metrics, world)}
+    metrics = {**objective.metrics(means), **metric.results(components.evaluation_metrics, world)}
     return metrics | ({"skipped_samples": num_skipped} if loader.skips_bad_samples else {})
 
 

@@ -180,7 +180,7 @@ class TrainStep:
     def compute_gradients(self, micro_batches: Iterable[MicroBatch], global_batch_size: int, turn: Turn) -> None:
         """Run all micro-batches of a turn forward and backward; the last backward reduces the gradients."""
         components = self.components
-        num_micro_batches = components.train_loader.num_micro_batches(self.state.samples)
+        num_micro_batches = components.train_loader.num_micro_batches(self.state.position)
         units = GlobalUnits(
             self.world, is_per_rank=self.has_local_steps, global_batch_size=global_batch_size, num_micro_batches=num_micro_batches
         )

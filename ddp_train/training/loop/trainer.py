@@ -104,11 +104,11 @@ class Trainer:
                 if watch.is_on:
                     with self.window.excluded():
                         watch.begin_step(state.step)
-            batch = components.train_loader.order.batch_at(state.samples)
+            batch = components.train_loader.order.batch_at(state.position)
             is_log_step = self.is_log_step(state.step + 1)
             grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
             state.step += 1
-            state.samples += batch.size
+            state.position += batch.size
             for after_step in hooks.after_step:
                 after_step(state.step)
             if not self.has_stepped:
@@ -148,7 +148,7 @@ class Trainer:
     def _open_micro_batches(self) -> Iterator[MicroBatch]:
         """Return this rank's micro-batches, after the first one has served for all that comes before the first step. Collective."""
         components, state, hooks = self.components, self.state, self.hooks
-        micro_batches = copied_ahead(components.train_loader.micro_batches(state.samples), self.world.device)
+        micro_batches = copied_ahead(components.train_loader.micro_batches(state.position), self.world.device)
         if hooks.before_first_step and state.step < components.total_steps:
             first = list(islice(micro_batches, 1))  # of the loader itself: its workers start once, and nothing is read twice
             if first:
@@ -164,7 +164,7 @@ class Trainer:
         step, phases = self.state.step, self.services.phases
         wait_s = 0.0
         num_skipped = 0
-        count = self.components.train_loader.num_micro_batches(self.state.samples)
+        count = self.components.train_loader.num_micro_batches(self.state.position)
         for number in range(count):
             started = time.perf_counter()
             phases.enter(Phase.DATA, step)
@@ -224,8 +224,8 @@ class Trainer:
 
     def _write(self, split: str, values: Mapping[str, float]) -> None:
         state = self.state
-        position = {"step": state.step, "epoch": epochs(self.components.train_loader.order, state.samples), "samples": state.samples}
-        self.services.records.write({"split": split, **position, "time": time.time(), **values})
+        axes = {"step": state.step, "epoch": epochs(self.components.train_loader.order, state.position), "samples": state.position}
+        self.services.records.write({"split": split, **axes, "time": time.time(), **values})
 
     def _evaluate_what_was_pending(self) -> bool:
         """Evaluate the step that the state comes from, where that is left to do. False: a stop came first. Collective.

@@ -46,7 +46,7 @@ class EvaluationComponents:
     amp: Amp
     eval_loaders: Mapping[str, EvaluationLoader]  # by the sets' names, "" (no name) first; {}: nothing is evaluated
     callbacks: Mapping[str, Callback] = field(default_factory=dict)  # by name
-    metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
+    evaluation_metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own, by name
     forward_is_collective: bool = False  # every forward is a collective
     compiled: Compiled | None = None  # of the model; None: nothing is
 
@@ -66,7 +66,7 @@ class EvaluationComponents:
     @property
     def goals(self) -> dict[str, Goal]:
         """The goal of each metric, the headline one first (`goals_of`)."""
-        return goals_of(self.objective, self.metrics, self.eval_loaders)
+        return goals_of(self.objective, self.evaluation_metrics, self.eval_loaders)
 
     @property
     def eval_loader(self) -> EvaluationLoader | None:

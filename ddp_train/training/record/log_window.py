@@ -52,11 +52,12 @@ class LogWindow:
         """Begin with the sums of a checkpoint between two log steps, so that the next record is that of a run that never stopped."""
         saved = sums or WindowSums()
         self._losses = _LossColumn(saved.losses, self._device)
-        self._turn_losses = {name: _LossColumn(saved.turns.get(name, [0.0] * len(saved.losses)), self._device) for name in self._turns}
+        zeros = [0.0] * len(saved.losses)
+        self._turn_losses = {name: _LossColumn(saved.turn_losses.get(name, zeros), self._device) for name in self._turns}
         self._columns = [self._losses, *self._turn_losses.values()]
-        self._turns_of_steps = [list(names) for names in saved.taken]
+        self._turns_of_steps = [list(names) for names in saved.turns_of_steps]
         self._num_units: list[float | Tensor] = list(saved.num_units)
-        self._skipped = saved.skipped  # samples on this rank
+        self._skipped_samples = saved.skipped_samples  # on this rank
         self.skipped_steps = saved.skipped_steps
         self._norms: list[Tensor] = []  # gradient norms of the steps not judged yet; only where a step depends on its norm
         self.num_judged = len(saved.num_units)  # steps that `LossMonitor` has judged; all steps of a checkpoint are
@@ -72,7 +73,7 @@ class LogWindow:
         for column in self._columns:
             column.values.zero_()
         self._turns_of_steps, self._num_units, self._norms = [], [], []
-        self._skipped = self.skipped_steps = self.num_judged = 0
+        self._skipped_samples = self.skipped_steps = self.num_judged = 0
         self._start()
 
     def begin_step(self) -> None:
@@ -93,7 +94,7 @@ class LogWindow:
     def add_data(self, *, wait_s: float, num_skipped: int) -> None:
         """Count what the micro-batches of a step took: seconds of waiting, and the samples of this rank that were skipped."""
         self._data_wait_s += wait_s
-        self._skipped += num_skipped
+        self._skipped_samples += num_skipped
 
     def end_step(self, num_units: float | Tensor, *, samples: int, norm: Tensor | None = None) -> None:
         """Count a step: its samples, the units that its loss is divided by, and its norm if the guard needs it."""
@@ -110,7 +111,7 @@ class LogWindow:
         """
         world = reduction.world
         num_steps = len(self._num_units)
-        skipped = reduction.add([self._skipped])
+        skipped = reduction.add([self._skipped_samples])
         waits = reduction.add(self._data_wait_s if rank == world.rank else 0.0 for rank in range(world.size))
         losses = reduction.add_tensors([self._losses.values[:num_steps]])
         turn_losses = {turn: reduction.add_tensors([column.values[:num_steps]]) for turn, column in self._turn_losses.items()}
@@ -167,10 +168,10 @@ class LogWindow:
         return WindowSums(
             losses,
             [float(number) for number in self._num_units],
-            self._skipped,
+            self._skipped_samples,
             self.skipped_steps,
-            turns=dict(zip(self._turn_losses, of_turns, strict=True)),
-            taken=[list(names) for names in self._turns_of_steps],
+            turn_losses=dict(zip(self._turn_losses, of_turns, strict=True)),
+            turns_of_steps=[list(names) for names in self._turns_of_steps],
             **(logged.state() if logged else {}),
         )
 

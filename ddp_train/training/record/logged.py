@@ -22,7 +22,14 @@ from ddp_train.training.record import throughput
 from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
 
 _RESERVED = ("loss", "lr", "grad_norm", "skipped_samples", "skipped_steps", *throughput.NAMES)
-_NEVER_LOGGED: Sequence[float] = (0.0, 0.0, 0)
+
+
+class LoggedSum(NamedTuple):
+    """What one rank has logged under one name."""
+
+    total: float | Tensor = 0.0  # of the finite values
+    num_finite: float | Tensor = 0.0
+    calls: float = 0
 
 
 class ReductionGroup:
@@ -75,7 +82,7 @@ class Logged:
     def __init__(self, state: TrainState, turns: Collection[str] = ()) -> None:
         self._state = state
         self._reserved = (*_RESERVED, *map(loss_of, turns))
-        self._sums: dict[str, list[float | Tensor]] = {}  # name -> sum of the finite values, their number, calls
+        self._sums: dict[str, LoggedSum] = {}  # by name
         self.end_request: EarlyEnd | None = None  # of a callback on this rank
 
     def add(self, name: str, value: float | Tensor) -> None:
@@ -90,8 +97,8 @@ class Logged:
         else:
             is_finite = float(math.isfinite(value))
             number = float(value) if is_finite else 0.0
-        total, count, calls = self._sums.get(name, _NEVER_LOGGED)
-        self._sums[name] = [total + number, count + is_finite, calls + 1]
+        total, num_finite, calls = self._sums.get(name, LoggedSum())
+        self._sums[name] = LoggedSum(total + number, num_finite + is_finite, calls + 1)
 
     def sink(self) -> Sink:
         """Return `add` for compiled code, which calls it and does not trace it: else each count would be compiled anew."""
@@ -107,8 +114,8 @@ class Logged:
     def _add_sums(self, reduction: Reduction, names: Sequence[str]) -> dict[str, tuple[ReductionGroup, ReductionGroup]]:
         groups = {}
         for name in names:
-            total, count, calls = self._sums.get(name, _NEVER_LOGGED)
-            groups[name] = reduction.add_tensors([total, count]), reduction.add([float(calls)])
+            total, num_finite, calls = self._sums.get(name, LoggedSum())
+            groups[name] = reduction.add_tensors([total, num_finite]), reduction.add([float(calls)])
         return groups
 
     def reduce_and_reset(self, world: World, reduced: LoggedGroups) -> dict[str, float]:
@@ -132,7 +139,7 @@ class Logged:
 
     def restart(self, sums: WindowSums | None) -> None:
         """Begin with the sums of a checkpoint."""
-        self._sums = {name: [*values] for name, values in sums.logged.items()} if sums else {}
+        self._sums = {name: LoggedSum(*values) for name, values in sums.logged.items()} if sums else {}
         self.end_request = EarlyEnd(**sums.end_request) if sums and sums.end_request else None
 
     def state(self) -> dict[str, Any]:

@@ -127,12 +127,12 @@ def robust_zscore(loss: float, earlier: Sequence[float]) -> float | None:
 
 
 def _step_at(index: int, window: LogWindow, state: TrainState, order: BatchOrder) -> _Step:
-    samples = state.samples - window.samples
+    position = state.position - window.samples
     for _ in range(index):
-        samples += order.batch_at(samples).size
-    batch = order.batch_at(samples)
+        position += order.batch_at(position).size
+    batch = order.batch_at(position)
     ids = order.indices(*batch)
-    return _Step(state.step - window.steps + index + 1, samples, batch.size, None if ids is None else ids.tolist())
+    return _Step(state.step - window.steps + index + 1, position, batch.size, None if ids is None else ids.tolist())
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class _Step:
     """One step of a window, and its global batch."""
 
     number: int
-    samples: int  # the data's position before it
+    position: int  # the data's, before it
     size: int
     ids: list[int] | None  # the data set's indices of the whole global batch; None: the data is a stream, whose samples have none
 
@@ -152,4 +152,4 @@ class _Step:
 
     def event(self, kind: str, **values: float) -> RunEvent:
         finite = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}  # JSON has no NaN
-        return run_event(kind, self.number, **finite, samples=self.samples, sample_ids=self.ids)
+        return run_event(kind, self.number, **finite, samples=self.position, sample_ids=self.ids)

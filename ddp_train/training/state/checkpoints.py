@@ -108,7 +108,7 @@ class Checkpoints:
             happened = f"{cause.happened}\n    There is no checkpoint to go back to yet"
             fix = "a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start"
             raise RewindError(key="checkpoint.every_steps", happened=happened, expected="a checkpoint before the first bad number", fix=fix)
-        from_step, samples, jumps = state.step, state.samples, state.jumps
+        from_step, position, jumps = state.step, state.position, state.jumps
         start_from(chosen, self._components, state, self._world, on_progress=self._phases.report_progress)
         if sum(jump.to_step == state.step for jump in jumps[-_MAX_REWINDS:]) == _MAX_REWINDS:
             raise RewindError(
@@ -118,15 +118,15 @@ class Checkpoints:
                 expected="a checkpoint from which training can continue",
                 fix="ddp-train resume RUN/checkpoints/STEP of an earlier step, with a smaller optimizer.lr",
             )
-        jump = Jump(from_step=from_step, to_step=state.step, samples=(state.samples, samples))
-        state.samples, state.jumps = samples, [*jumps, jump]
+        jump = Jump(from_step=from_step, to_step=state.step, undone=(state.position, position))
+        state.position, state.jumps = position, [*jumps, jump]
         state.evaluation_pending = False  # it was done when this attempt began
         if self._world.is_main:
             set_aside(chosen.parent, from_step=state.step, chosen=chosen)
             predictions.forget_after(self._run_folder.predictions, state.step)
         self._records.log_event(
-            run_event("rewound", state.step, from_step=from_step, jumped=list(jump.samples)),
-            f"rewound from step {from_step} to {chosen.name}; the data continues after sample {samples:,}",
+            run_event("rewound", state.step, from_step=from_step, jumped=list(jump.undone)),
+            f"rewound from step {from_step} to {chosen.name}; the data continues after sample {position:,}",
         )
         self._schedule.go_back(_saved_checkpoints(self._run_folder, self._world))
         self._records.reopen()

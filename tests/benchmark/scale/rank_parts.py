@@ -94,7 +94,9 @@ def comparing(size: int) -> list[Cost]:
 def dividing(size: int, name: str) -> Cost:
     """Plan who writes what of a checkpoint with Adam's state."""
     with fake_world(0, size) as world:
-        return cost(f"plan of a checkpoint, {name}", world, lambda: divide_shared(leaves(name), size, alike=["model", "optimizer"]))
+        return cost(
+            f"plan of a checkpoint, {name}", world, lambda: divide_shared(leaves(name), size, written_in_shares=["model", "optimizer"])
+        )
 
 
 def seeking(size: int) -> list[Cost]:

@@ -39,7 +39,7 @@ class Traffic:
 def meeting(size: int) -> Traffic:
     """Let the ranks find each other, as each start of a run begins."""
     store = CountedStore()
-    return _traffic("meet", size, store, lambda: all_ranks(size, lambda rank: agree_on_attempt(store, rank, size, begins_at=None)))
+    return _traffic("meet", size, store, lambda: all_ranks(size, lambda rank: agree_on_attempt(store, rank, size, continues_from=None)))
 
 
 def leaving(size: int) -> Traffic:

@@ -41,7 +41,7 @@ def test_a_run_that_goes_on_is_where_it_was() -> None:
         freeze.on_start(run)
         assert run.trained == [(["0.bias", "0.weight"], is_trained)]
     parts = components("callbacks=freeze", "callbacks.freeze.patterns=[head]", "callbacks.freeze.until_step=2", "trainer.max_steps=4")
-    assert trainer(parts, TrainState(step=3, samples=96)).train()
+    assert trainer(parts, TrainState(step=3, position=96)).train()
     assert all(parameter.requires_grad for parameter in parts.model.parameters())
 
 

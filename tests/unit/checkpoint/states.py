@@ -35,7 +35,7 @@ def assert_same_state(one: Components, other: Components) -> None:
 
 def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2, run: str | None = None) -> Path:
     """Save a checkpoint as a run does that keeps the newest ones, and return it."""
-    state = TrainState(step=step, samples=step * 32, best={"eval/loss": Best(1.5, 1)})
+    state = TrainState(step=step, position=step * 32, best={"eval/loss": Best(1.5, 1)})
     keep = Retention(last=keep_last, ranking=LOSS)
     saver = Saver(folder=folder, world=alone(), config_hash="abc", run=run, remove_old=lambda folder: remove_old(folder, keep))
     saver.save(checkpoint_content(parts or components(), state, WindowSums(), alone()))

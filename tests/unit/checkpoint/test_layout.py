@@ -18,7 +18,7 @@ from tests.unit.checkpoint.tensors import TENSORS
 @given(tensors=st.lists(TENSORS), size=st.integers(1, 7))
 def test_every_byte_is_written_by_one_rank_and_the_shares_are_even(tensors: list[Tensor], size: int) -> None:
     leaves = [codec.leaf_of(f"shared.model.t{number}", tensor) for number, tensor in enumerate(tensors)]
-    shares = divide_shared(leaves, size, alike=["model"])
+    shares = divide_shared(leaves, size, written_in_shares=["model"])
     for leaf in leaves:
         pieces = [piece for share in shares for piece in share if piece.leaf == leaf]
         assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]

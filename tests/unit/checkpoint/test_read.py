@@ -30,7 +30,7 @@ def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) ->
     other, state = components("optimizer=adamw", "trainer.max_steps=2", "seed=9"), TrainState()
     assert saved_state.start_from(path, other, state, alone()).has_random_streams == (size == 1)
     assert_same_state(other, parts)
-    assert state.saved_window == WindowSums([float(sum(range(size)))], [2.0], skipped=sum(range(size)))
+    assert state.saved_window == WindowSums([float(sum(range(size)))], [2.0], skipped_samples=sum(range(size)))
 
 
 def test_ranks_read_what_all_have_once_together_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

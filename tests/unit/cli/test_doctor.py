@@ -12,7 +12,7 @@ from ddp_train.cli import doctor
 from ddp_train.config.targets.locate import locate
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.slurm_script import batch_script
-from ddp_train.launch.job import Job, Program
+from ddp_train.launch.job import Job, RankProgram
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.submit import spec_of
 from ddp_train.run_folder.paths import RunFolder
@@ -53,7 +53,7 @@ def test_ranks_are_given_its_program_and_what_the_run_would_be_given(words: list
     seen: list[Job] = []
     doctor.examine(words, runner(lambda job: seen.append(job) or 0))  # type: ignore[func-returns-value]
     assert seen[0].overrides == ["cluster=cpu", "resume=never"]
-    assert (seen[0].work, seen[0].is_run) == (Program(function=f"ddp_train.doctor.checkup.{kind}"), False)
+    assert (seen[0].work, seen[0].is_resumable) == (RankProgram(function=f"ddp_train.doctor.checkup.{kind}"), False)
     assert callable(locate(f"ddp_train.doctor.checkup.{kind}"))
 
 

@@ -58,8 +58,8 @@ def test_the_name_that_was_meant_is_found_in_its_section_first(name: str, meant:
 
 TYPED = {
     **dict.fromkeys(("lr", "learning_rate", "base_lr", "weight_decay", "wd", "momentum", "label_smoothing", "ema_decay"), "0.1"),
-    **dict.fromkeys(("dataset",), "synthetic_images"),
-    **dict.fromkeys(("arch",), "mlp"),
+    **dict.fromkeys(("dataset", "datamodule"), "synthetic_images"),
+    **dict.fromkeys(("arch", "net"), "mlp"),
     **dict.fromkeys(("optim",), "sgd"),
     **dict.fromkeys(
         ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "sync_batchnorm", "sync_bn", "drop_last"), "false"
@@ -74,7 +74,8 @@ TYPED = {
     "node_rank": "1",
     "machine_rank": "1",
     "lr_scheduler_type": "constant",
-    "report_to": "csv",
+    **dict.fromkeys(("report_to", "logger", "loggers"), "csv"),
+    **dict.fromkeys(("criterion", "loss"), "classification"),
 }
 """What is typed behind a word; of all others 2."""
 

@@ -54,7 +54,7 @@ def test_the_number_of_classes_can_be_given_for_a_split_that_lacks_the_last(tmp_
     write_shard(tmp_path / "train-0.tar", numbered(0, 3))
     assert TarShards(str(tmp_path)).facts["num_classes"] == 4
     assert TarShards(str(tmp_path), num_classes=10).facts["num_classes"] == 10
-    with pytest.raises(ConfigError, match=r"data\.num_classes: 3 classes, but .*train-0\.tar has the label 3"):
+    with pytest.raises(ConfigError, match=r"data\.num_classes: 3 classes, but there is a label 3"):
         TarShards(str(tmp_path), num_classes=3)
 
 

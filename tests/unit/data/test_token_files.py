@@ -61,7 +61,7 @@ def test_the_shortest_split_that_fits_gives_one_window(root):
 
 
 def test_a_split_that_was_not_prepared_says_how_to_go_on(root):
-    with pytest.raises(DataError, match=r"without a split 'val'(.|\n)*data.eval=null"):
+    with pytest.raises(DataError, match=r"the val split of .* has 0 tokens(.|\n)*data.eval=null"):
         TokenFiles(root, "val", context_length=16)
 
 

@@ -72,8 +72,8 @@ def on_all(size: int, act: Callable[[int], Value]) -> list[Value]:
 
 
 def attempt(store: TCPStore, size: int, remembered: dict[int, Path] | None = None) -> list[JoinedAttempt]:
-    begins_at = remembered or {}
-    return on_all(size, lambda rank: agree_on_attempt(patient_client(store), rank, size, begins_at=begins_at.get(rank), within_s=20))
+    paths = remembered or {}
+    return on_all(size, lambda rank: agree_on_attempt(patient_client(store), rank, size, continues_from=paths.get(rank), within_s=20))
 
 
 def test_every_attempt_has_an_empty_place_of_its_own(store: TCPStore) -> None:
@@ -87,26 +87,26 @@ def test_every_attempt_has_an_empty_place_of_its_own(store: TCPStore) -> None:
 def test_a_dead_ranks_hello_is_not_mistaken_for_the_new_one(store: TCPStore) -> None:
     with pytest.raises(UserError, match="rank 0 did not answer"):
         agree_on_attempt(
-            patient_client(store), 1, 2, begins_at=Path("/of/the/dead"), within_s=1
+            patient_client(store), 1, 2, continues_from=Path("/of/the/dead"), within_s=1
         )  # it wrote its hello, and then its rank 0 was gone
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(agree_on_attempt, patient_client(store), 0, 2, begins_at=None, within_s=20)
+        waiting = pool.submit(agree_on_attempt, patient_client(store), 0, 2, continues_from=None, within_s=20)
         assert not waiting.done()
-        other = agree_on_attempt(patient_client(store), 1, 2, begins_at=None, within_s=20)
+        other = agree_on_attempt(patient_client(store), 1, 2, continues_from=None, within_s=20)
         main = waiting.result()
-    assert main.begins_at is other.begins_at is None
+    assert main.continues_from is other.continues_from is None
     main.store.set("key", "new")
     assert other.store.get("key") == b"new"
 
 
 def test_one_rank_that_remembers_is_enough_for_all(store: TCPStore) -> None:
-    assert {rank.begins_at for rank in attempt(store, 3)} == {None}
-    assert {rank.begins_at for rank in attempt(store, 3, {2: Path("/runs/one")})} == {Path("/runs/one")}
+    assert {rank.continues_from for rank in attempt(store, 3)} == {None}
+    assert {rank.continues_from for rank in attempt(store, 3, {2: Path("/runs/one")})} == {Path("/runs/one")}
 
 
 def test_a_rank_that_does_not_come_is_named(store: TCPStore) -> None:
     with pytest.raises(UserError, match="of 3 ranks these did not join: 1, 2"):
-        agree_on_attempt(patient_client(store), 0, 3, begins_at=None, within_s=0.3)
+        agree_on_attempt(patient_client(store), 0, 3, continues_from=None, within_s=0.3)
 
 
 def test_parting_waits_for_all_and_for_no_one_who_is_gone(store: TCPStore) -> None:

@@ -126,7 +126,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(text: list[str], tmp_p
         trainer(parts, TrainState(), stop=ChosenStop(stop)).train()
         again, state = components(GROWING, base=text), TrainState()
         start_from(saved(tmp_path / str(stop), stop, parts), again, state, alone())
-        state.samples = stop * 10
+        state.position = stop * 10
         assert curve(base=text, state=state, parts=again) == whole[stop:]
 
 

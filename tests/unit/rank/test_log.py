@@ -12,10 +12,10 @@ import pytest
 SCRIPT = """
 import logging, sys
 from pathlib import Path
-from ddp_train.rank.log import rank_log
+from ddp_train.rank.log import redirect_output
 from ddp_train.run_folder.paths import RunFolder
 rank, is_shown = int(sys.argv[1]), sys.argv[2] == "shows"
-with rank_log(RunFolder(Path("run")), rank, is_shown=is_shown) as terminal:
+with redirect_output(RunFolder(Path("run")), rank, is_shown=is_shown) as terminal:
     print("printed")
     print("to stderr", file=sys.stderr)
     logging.info("root info")
@@ -63,12 +63,12 @@ def test_other_ranks_and_the_jobs_of_a_sweep_leave_the_terminal_alone(tmp_path: 
 SPEAKS_ON = """
 import resource, sys
 from pathlib import Path
-from ddp_train.rank.log import rank_log
+from ddp_train.rank.log import redirect_output
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import terminal
 
 terminal.protect_streams()  # as each rank does
-with rank_log(RunFolder(Path("run")), int(sys.argv[1]), is_shown=True) as screen:
+with redirect_output(RunFolder(Path("run")), int(sys.argv[1]), is_shown=True) as screen:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file grows any more, as on a full disk
     for _ in range(300):
@@ -90,12 +90,12 @@ def test_what_is_printed_while_the_disk_is_full_ends_no_rank(tmp_path: Path, ran
 SPEAKS_C = """
 import ctypes, os, sys
 from pathlib import Path
-from ddp_train.rank.log import rank_log
+from ddp_train.rank.log import redirect_output
 from ddp_train.run_folder.paths import RunFolder
 
 libc = ctypes.CDLL(None)
 libc.printf(b"before\\n")
-with rank_log(RunFolder(Path(sys.argv[1])), 0, is_shown=False):
+with redirect_output(RunFolder(Path(sys.argv[1])), 0, is_shown=False):
     libc.printf(b"NCCL INFO NCCL_ALGO set by environment to ^NVLS\\n")
     os._exit(0)  # as a rank leaves; one that is killed or aborts empties no buffer either
 """

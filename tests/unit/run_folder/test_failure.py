@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import traceback
 from pathlib import Path
 
 import pytest
@@ -137,20 +136,3 @@ def test_a_rank_that_the_watchdog_of_nccl_ended_is_shown_with_the_reason(tmp_pat
     assert said not in failure.from_exit(rank=1, pid=8, exit_code=-9, run_folder=run_folder).message
     run_folder.rank_log(1).write_text("12:05 rank 1 INFO begins (pid 8)\n")
     assert failure.native_error(run_folder, 1, 8) == failure.native_error(run_folder, 2, 9) == ""
-
-
-def test_a_stack_is_described_by_what_goes_on_and_the_innermost_line_that_is_no_librarys() -> None:
-    class Model(torch.nn.Module):
-        def forward(self, stacks: list[traceback.StackSummary]) -> None:
-            stacks.append(traceback.extract_stack())
-
-    stacks: list[traceback.StackSummary] = []
-    Model()(stacks)
-    assert failure.describe_stack(stacks[0]).startswith("in forward, test_failure.py:")
-    leaf = torch.ones((), requires_grad=True)
-    leaf.register_hook(lambda gradient: stacks.append(traceback.extract_stack()))
-    with pytest.raises(ZeroDivisionError) as caught:
-        _ = 1 // 0
-    assert failure.describe_stack(traceback.extract_tb(caught.tb)).startswith("test_failure.py:")
-    leaf.backward()  # type: ignore[no-untyped-call]
-    assert failure.describe_stack(stacks[1]).startswith("in backward, test_failure.py:")

@@ -11,7 +11,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import AttemptCount
-from ddp_train.run_folder.verdict import Outcome, mark_cancelled, note_refusal, verdict_after_end, verdict_of
+from ddp_train.run_folder.verdict import Outcome, code_of_stop, mark_cancelled, note_refusal, verdict_after_end, verdict_of
 
 
 @pytest.fixture
@@ -136,6 +136,7 @@ def test_who_has_followed_a_run_ends_as_it_did(run_folder: RunFolder) -> None:
     run_folder.archive_failure()
     ended(run_folder, Status.PREEMPTED)
     assert verdict_after_end(run_folder)[1] == 143
+    assert code_of_stop(run_folder, in_sweep=True) == 75  # the sweep begins it again
     save(run_folder, 7)
     assert verdict_after_end(run_folder)[1] == 75
     mark_cancelled(run_folder)

@@ -9,8 +9,8 @@ from itertools import count
 
 import pytest
 
-from ddp_train.run_folder import failure
 from ddp_train.system.deadline import wait_until
+from ddp_train.system.stack_dump import describe_stack
 
 
 def test_it_is_asked_once_at_least_and_until_the_time_is_over() -> None:
@@ -27,7 +27,7 @@ def test_a_stack_shows_who_waits() -> None:
     seen: list[str] = []
 
     def look() -> bool:
-        seen.append(failure.describe_stack(traceback.extract_stack(sys._getframe(1))))  # from `wait_until` on
+        seen.append(describe_stack(traceback.extract_stack(sys._getframe(1))))  # from `wait_until` on
         return True
 
     assert wait_until(look, within_s=1.0, every_s=0.1)

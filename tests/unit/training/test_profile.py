@@ -79,7 +79,7 @@ def test_off_nothing_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: py
 
 
 def test_steps_are_those_of_this_start_also_after_a_resume(tmp_path: Path) -> None:
-    run(tmp_path, *WINDOW, state=TrainState(step=5, samples=5 * 32))
+    run(tmp_path, *WINDOW, state=TrainState(step=5, position=5 * 32))
     assert steps_of(tmp_path, "rank_00000_step_000008") == [9, 10]
 
 

@@ -29,7 +29,7 @@ from ddp_train.loader.sampler import Shuffled
 from ddp_train.rank.peers import MessageKind, Neighbour, Peers, RankMessage
 from ddp_train.rank.provenance import record_environment
 from ddp_train.rank.stop import StepAgreement
-from ddp_train.run_folder import failure
+from ddp_train.system.stack_dump import describe_stack
 from ddp_train.watchdog import diagnosis
 from tests.unit.loader.numbers import Numbers
 from tests.unit.rank.together import three_worlds
@@ -68,8 +68,8 @@ def in_wait_for_thread() -> list[FrameSummary]:
 def in_meeting() -> list[FrameSummary]:
     store = HashStore()
     return stack_in(
-        lambda: agree_on_attempt(store, 0, 2, begins_at=None, within_s=10),
-        then=lambda: agree_on_attempt(store, 1, 2, begins_at=None, within_s=10),
+        lambda: agree_on_attempt(store, 0, 2, continues_from=None, within_s=10),
+        then=lambda: agree_on_attempt(store, 1, 2, continues_from=None, within_s=10),
     )
 
 
@@ -105,14 +105,14 @@ WAITS_FOR_RANKS: dict[str, Callable[[], list[FrameSummary]]] = {
 def test_a_rank_that_waits_for_ranks_is_innocent(what: str) -> None:
     frames = WAITS_FOR_RANKS[what]()
     assert diagnosis._waits(view(0, frames)), frames
-    assert Path(__file__).name in failure.describe_stack(frames)  # what it waits for is of interest, not how
+    assert Path(__file__).name in describe_stack(frames)  # what it waits for is of interest, not how
 
 
 def test_a_rank_that_polls_for_a_file_waits_for_no_rank(tmp_path: Path) -> None:
     job: Any = SimpleNamespace(run_folder=SimpleNamespace(config=(config := tmp_path / "config.yaml")))
     frames = stack_in(lambda: record_environment(job, three_worlds()[0]), then=config.touch)
     assert not diagnosis._waits(view(0, frames)), frames
-    assert "provenance.py" in failure.describe_stack(frames)
+    assert "provenance.py" in describe_stack(frames)
 
 
 def test_a_rank_in_backward_may_wait_for_the_all_reduce_of_gradients() -> None:

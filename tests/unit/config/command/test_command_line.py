@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.config.command.command_line import is_found, with_conf
+from ddp_train.config.command.command_line import with_conf
 from ddp_train.errors import ConfigError
 
 
@@ -20,15 +20,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_words_get_the_folder_that_pyproject_names(project: Path) -> None:
     project.write_text('[tool.ddp_train]\nconf = "my conf"\n')
     assert with_conf(["a=1", "-m"]) == ["--config-dir=my conf", "a=1", "-m"]
-
-
-def test_commands_that_are_suggested_need_not_name_it(project: Path) -> None:
-    folder = Path("my conf").absolute()
-    assert not is_found(folder)
-    project.write_text('[tool.ddp_train]\nconf = "my conf"\n')
-    assert is_found(folder) and not is_found(Path("other").absolute())
-    project.write_text("[tool.ddp_train\n")
-    assert not is_found(folder)
 
 
 @pytest.mark.parametrize("typed", [["--config-dir=x"], ["--config-dir", "x"], ["-cd", "x"], ["-cd=x"]])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.launch.job import Program
+from ddp_train.launch.job import RankProgram
 from ddp_train.launch.node.wire import LineLost, connect, proof
 from tests.unit.launch.node.fake_machines import FIRST, bed, hasty
 
@@ -55,9 +55,9 @@ def test_who_disagrees_is_refused_alone_and_named_on_all_terminals(tmp_path: Pat
 
 def test_for_another_program_than_training_machines_may_disagree_and_have_problems(tmp_path: Path) -> None:
     async def story() -> None:
-        async with bed(tmp_path, first=replace(FIRST, problems=["eth8 is not there"]), work=Program(function="a.b")) as found:
+        async with bed(tmp_path, first=replace(FIRST, problems=["eth8 is not there"]), work=RankProgram(function="a.b")) as found:
             other = await found.comes("node1", sees=False, nodes="3", config={"optimizer.lr": 0.5}, problems=["eth7 is not there"])
-            assert '"Program": {"function": "a.b"}' in (await other.hears("attempt"))["job"]
+            assert '"RankProgram": {"function": "a.b"}' in (await other.hears("attempt"))["job"]
 
     asyncio.run(story())
 

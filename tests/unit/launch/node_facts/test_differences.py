@@ -27,12 +27,6 @@ def test_machines_that_differ_only_in_what_may_differ_agree() -> None:
     assert len(other(config=config, processes=2)) == 1
 
 
-def test_a_variable_of_the_ranks_that_differs_is_refused_with_the_way_to_have_it_differ() -> None:
-    key = "cluster.env.NCCL_SOCKET_IFNAME"
-    (sentence,) = differences(replace(FIRST, config={**FIRST.config, key: "eth0"}), facts("node1", config={**FIRST.config, key: "eth1"}))
-    assert sentence == f"{key}: 'eth1' on node1, 'eth0' on node0; export a variable that differs by machine there, and set null here"
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -92,7 +92,7 @@ def test_channels_last_resumes_bitwise_and_from_a_run_without(before: str, tmp_p
     file = saved(tmp_path, 2, half)
     again, there = components(*options, "seed=5", base=TINY_CONVNET), TrainState()
     start_from(file, again, there, alone())
-    there.step, there.samples = state.step, state.samples
+    there.step, there.position = state.step, state.position
     again = replace(again, train_loader=half.train_loader)
     steps(again, there, 4)
     for mine, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):

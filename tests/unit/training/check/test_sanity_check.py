@@ -301,7 +301,7 @@ def test_masked_tokens_are_trained_on_also_where_a_batch_has_none_that_count() -
 def test_no_tensor_of_the_check_is_kept() -> None:
     parts, alive = components(), list[Any]()
     parts.model.register_forward_hook(lambda module, inputs, output: alive.append(weakref.ref(output)))
-    try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), samples=0, with_predictions=False)
+    try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), 0, with_predictions=False)
     assert len(alive) == 2 + 3 + 3  # one batch of each split, and what is tried of each for sums
     assert [reference() for reference in alive] == [None] * 8
 
@@ -346,4 +346,4 @@ def test_a_score_that_is_a_mean_is_refused(words: list[str]) -> None:
 def test_scores_that_are_neither_are_added_up() -> None:
     parts = components()
     parts = replace(parts, objective=OfEvery())
-    try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), samples=0, with_predictions=False)
+    try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), 0, with_predictions=False)

@@ -254,7 +254,7 @@ def test_what_a_rewind_undoes_before_a_record_is_a_line_of_its_own(monkeypatch: 
             raise Rewind({}, "bad")
 
     def go_back(cause: Rewind) -> None:
-        one_run.state.jumps.append(Jump(from_step=13, to_step=8, samples=(0, 0)))
+        one_run.state.jumps.append(Jump(from_step=13, to_step=8, undone=(0, 0)))
         one_run.state.step = 8
 
     one_run.hooks.after_step.append(rewind_once)

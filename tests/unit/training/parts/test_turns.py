@@ -222,8 +222,8 @@ def test_the_losses_of_turns_are_those_of_the_steps_that_count_and_took_them(mon
     state.saved_window = windows[-1]
     assert losses_of_turns(run(again, 6, 4, state=state)) == losses_of_turns(whole)
     shared = [WindowSums.merged([windows[-1]] * 2, is_main=is_main) for is_main in (True, False)]
-    assert shared[0].turns["generator"][1] == 2 * windows[-1].turns["generator"][1] and not shared[1].turns
-    assert all(each.taken == windows[-1].taken for each in shared)
+    assert shared[0].turn_losses["generator"][1] == 2 * windows[-1].turn_losses["generator"][1] and not shared[1].turn_losses
+    assert all(each.turns_of_steps == windows[-1].turns_of_steps for each in shared)
 
 
 def test_the_name_of_a_turns_loss_is_taken() -> None:

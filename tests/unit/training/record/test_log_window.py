@@ -50,7 +50,7 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
     assert readings[0].totals == [float(step) for step in range(150)]
     assert readings[0].turn_totals["first"] == [2.0 * step for step in range(150)]
     new.reset()
-    assert new.to_saved() == WindowSums(turns={"first": []})
+    assert new.to_saved() == WindowSums(turn_losses={"first": []})
 
 
 def test_the_wait_for_data_is_that_of_the_rank_that_waits_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,8 @@ class Told:
             if turns:
                 window.begin_turns(turns[place])
             norm = torch.tensor(norms[place]) if norms else None
-            window.end_step(float(BATCH), samples=order.batch_at(state.samples).size, norm=norm)
-            state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size
+            window.end_step(float(BATCH), samples=order.batch_at(state.position).size, norm=norm)
+            state.step, state.position = state.step + 1, state.position + order.batch_at(state.position).size
         mean = self.watch.judge(window, window.read(Reduction(alone()), grad_norm), state, order, **known)
         state.saved_window = window.to_saved()
         return mean
@@ -116,7 +116,7 @@ def test_the_history_of_losses_is_resumed(cut: int) -> None:
     assert [(event["step"], event["zscore"], event["sample_ids"]) for event in parts.events] == [
         (event["step"], event["zscore"], event["sample_ids"]) for event in whole.events
     ]
-    assert (resumed.losses, resumed.samples) == (state.losses, state.samples)
+    assert (resumed.losses, resumed.position) == (state.losses, state.position)
     assert len(state.losses[""]) == 50
 
 

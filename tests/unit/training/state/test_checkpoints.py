@@ -45,13 +45,13 @@ def test_a_rewind_brings_the_weights_back_while_the_data_goes_on(tmp_path: Path)
     for step in (1, 2):
         saved(run_folder.checkpoints, step, parts)
     saved_weights = [parameter.detach().clone() for parameter in parts.model.parameters()]
-    state = TrainState(step=5, samples=160)
+    state = TrainState(step=5, position=160)
     ours = checkpoints(run_folder, parts, state, records=Records(run_folder, alone(), lambda: begun.append(state.step) or []))
     for parameter in parts.model.parameters():
         parameter.data.fill_(float("nan"))
     ours.rewind(Rewind({"kind": "nonfinite"}, "lost"))
     assert all(torch.equal(now, then) for now, then in zip(parts.model.parameters(), saved_weights, strict=True))
-    assert (state.step, state.samples, state.steps_run) == (2, 160, 5)
+    assert (state.step, state.position, state.steps_run) == (2, 160, 5)
     assert begun == [5, 2]  # the writers go on after the step of the checkpoint
     events = [json.loads(line) for line in run_folder.events.read_text().splitlines()]
     assert [event["kind"] for event in events] == ["nonfinite", "rewound"]
@@ -71,14 +71,14 @@ def test_on_a_gpu_memory_for_the_first_save_is_asked_for_before_training(tmp_pat
 
 
 def test_going_back_to_the_same_checkpoint_is_given_up_after_three_times(tmp_path: Path) -> None:
-    parts, run_folder, state = components(), RunFolder(tmp_path), TrainState(step=5, samples=160)
+    parts, run_folder, state = components(), RunFolder(tmp_path), TrainState(step=5, position=160)
     ours = checkpoints(run_folder, parts, state)
     with pytest.raises(RewindError, match="There is no checkpoint to go back to yet"):
         ours.rewind(Rewind({}, "lost"))
     saved(run_folder.checkpoints, 2, parts)
     for _ in range(3):
         ours.rewind(Rewind({}, "lost"))
-        state.step, state.samples = state.step + 1, state.samples + 32
+        state.step, state.position = state.step + 1, state.position + 32
     with pytest.raises(RewindError, match="Going back to step 2 and continuing with other data has failed 3 times"):
         ours.rewind(Rewind({}, "lost"))
     ours._records.close()
@@ -92,7 +92,7 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.manifest"], "CHUNK_BYTES", size // 10)
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.read"], "_ROUND", size // 10)
     moments = list[float]()
-    state, phases = TrainState(step=3, samples=96), Phases()
+    state, phases = TrainState(step=3, position=96), Phases()
     ours = checkpoints(run_folder, parts, state, phases=phases)
     phases.listen(lambda phase, step: moments.append(time.monotonic()))
     for name in ("readv", "preadv"):
@@ -107,7 +107,7 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
     ours.rewind(Rewind({}, "lost"))
     moments.append(time.monotonic())
     ours._records.close()
-    assert (state.step, state.samples) == (1, 96)
+    assert (state.step, state.position) == (1, 96)
     assert len(moments) > 20  # while it is verified, and while it is read
     longest = max(later - before for before, later in pairwise(moments))
     assert longest < (moments[-1] - moments[0]) / 3

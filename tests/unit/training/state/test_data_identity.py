@@ -219,7 +219,7 @@ def test_a_checkpoint_that_does_not_say_its_data_is_taken_with_a_line(tmp_path: 
 def test_the_identity_is_part_of_every_checkpoint(tmp_path: Path) -> None:
     parts = components(*IMAGES)
     saver = Saver(folder=tmp_path, world=alone(), config_hash="abc")
-    saver.save(checkpoint_content(parts, TrainState(step=4, samples=128), WindowSums(), alone()))
+    saver.save(checkpoint_content(parts, TrainState(step=4, position=128), WindowSums(), alone()))
     assert saver.finish() is None
     assert data_identity.saved_identity(tmp_path / "step_00000004") == parts.data_identity
     assert auto.yaml_value(parts.data_identity) == parts.data_identity

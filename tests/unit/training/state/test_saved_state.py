@@ -41,7 +41,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     other, state = components("optimizer=muon", "amp=bf16", "seed=9"), TrainState()
     assert saved_state.start_from(path, other, state, alone()).has_random_streams
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.model.parameters(), expected, strict=True))
-    assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": Best(1.5, 1)})
+    assert (state.step, state.position, state.best) == (3, 96, {"eval/loss": Best(1.5, 1)})
     assert torch.equal(torch.rand(5), random_numbers)
     assert json.loads((path / "manifest.json").read_text())["world_size"] == 1
 
