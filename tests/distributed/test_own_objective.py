@@ -43,7 +43,9 @@ class Reconstruction(ddp_train.Objective):
     def evaluate(self, model, batch):
         return {"error": ((model.decode(model.encode(batch[0])) - batch[0].flatten(1)) ** 2).mean(1)}
 """
-AGREE = OWN + """
+AGREE = (
+    OWN
+    + """
 
 class Agree(ddp_train.BatchLoss):
     goals = {"error": "min"}
@@ -57,6 +59,7 @@ class Agree(ddp_train.BatchLoss):
     def evaluate(self, model, batch):
         return {"error": (model(batch[0]) - batch[0].flatten(1)).square().mean(1)}
 """
+)
 USE = ["model=custom", "model._target_=own.Coder", "objective=custom", "objective._target_=own.Reconstruction", "trainer.max_steps=4"]
 
 
