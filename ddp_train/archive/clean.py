@@ -62,7 +62,7 @@ def removals(index: Index, *, where: str, rules: Sequence[str], only_checkpoints
         or ("" if _is_run_alone(run, index.roots) else "you are in it, or it holds more than a run")
         for run, row in rows.items()
     }
-    stays |= _users([run for run, why in stays.items() if not why], index.roots)
+    stays |= _users([run for run, why in stays.items() if not why], index)
     for run, row in rows.items():
         path, sweep = RunFolder(run).checkpoints if only_checkpoints else run, Path(row["sweep"]) if row["sweep"] else None
         if size := size_of(path):
@@ -81,29 +81,18 @@ def _is_run_alone(root: Path, given: Iterable[Path]) -> bool:
     return is_run and not is_around and marks <= {begun, *with_copies}
 
 
-def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:
-    """Name for each of `runs` a run that stays and has a path into it in its configuration: what is used stays, too."""
-    real = {Path(os.path.realpath(run)): run for run in runs}
-    above = [place for root in roots for place in (root.absolute(), *root.absolute().parents)]
-    starts = [Path.cwd(), *above]  # paths are relative to one of them, also when all has moved
-    outputs = [place for place in (*reversed(above), Path("outputs")) if place.name == "outputs" and place.is_dir()]
-
-    @cache
-    def runs_at(text: str) -> set[Path]:
-        paths = [Path(os.path.realpath(start / text)) for start in starts if text.isprintable()]
-        return {place for path in paths for place in (path, *path.parents)} & real.keys()
-
-    uses, used_by = dict[Path, set[Path]](), dict[Path, Path]()
-    for row in Index(*outputs[:1], *roots).rows():
+def _users(runs: Iterable[Path], index: Index) -> dict[Path, str]:
+    """Name for each of `runs` another run of the index that stays and has a path into it in its configuration."""
+    resolved, used_by = cache(os.path.realpath), dict[Path, str]()
+    real = {Path(resolved(run)): run for run in runs}
+    for row in index.rows():
+        if Path(resolved(row["folder"])) in real:
+            continue
         lists = [value if isinstance(value, list) else [value] for key, value in row.items() if key not in COLUMNS]
-        texts = {text for values in lists for text in values if isinstance(text, str)}
-        uses[Path(os.path.realpath(row["folder"]))] = {run for text in texts for run in runs_at(text)}
-    staying = [run for run in uses if run not in real]
-    for user in staying:  # it grows: what is used stays, too
-        for used in uses[user] - used_by.keys():
-            used_by[used] = user
-            staying.append(used)
-    return {real[run]: f"{os.path.relpath(user)} uses it" for run, user in used_by.items()}
+        texts = {text for values in lists for text in values if isinstance(text, str) and text.isprintable()}
+        for place in (Path(resolved(text)) for text in texts):
+            used_by |= {real[path]: f"{os.path.relpath(row['folder'])} uses it" for path in {place, *place.parents} & real.keys()}
+    return used_by
 
 
 def carry_out(found: Sequence[Removal]) -> list[str]:

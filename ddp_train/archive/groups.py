@@ -15,7 +15,7 @@ import numpy as np
 
 from ddp_train.archive.index import COLUMNS
 from ddp_train.config.tree import changes_results
-from ddp_train.errors import join_few, plural
+from ddp_train.errors import plural
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import REPEATS
 
@@ -32,7 +32,6 @@ class RunGroup:
     settings: dict[str, Any]  # the keys by which the groups differ
     label: str  # what tells it from all others
     folders: list[str]  # of the runs that count, the best first
-    left_out: list[str]  # with the settings and the seed of one that counts
     n: int
     mean: float
     deviation: float | None  # standard deviation of the sample; None: a single value says nothing of it
@@ -41,16 +40,15 @@ class RunGroup:
 
 def grouped(rows: Sequence[dict[str, Any]]) -> list[RunGroup]:
     """Return the groups of completed rows, by their metrics, the best first. Of the same seed the newest ordinary run counts."""
-    members: dict[tuple[Any, ...], dict[str, dict[str, dict[str, Any]]]] = {}
+    members: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in sorted(filter(_has_value, rows), key=lambda row: (_is_ordinary(row), row["started"] or 0)):
         repeat = str([(name, row[name]) for name in sorted(row) if is_repeat(name) and changes_results(name)])
-        members.setdefault((row["metric"], *settings_of(row)), {}).setdefault(repeat, {})[row["folder"]] = row
-    counted = [[[*same.values()][-1] for same in group.values()] for group in members.values()]
-    first = [group[0] for group in counted]
+        members.setdefault((row["metric"], *settings_of(row)), {})[repeat] = row
+    first = [next(iter(group.values())) for group in members.values()]
     differing, groups = telling_keys(first, []), list[RunGroup]()
-    for row, label, every, group in zip(first, labels(first), members.values(), counted, strict=True):
-        ranked = sorted(group, key=lambda row: row["last"], reverse=row["goal"] == "max")
-        values, folders = [row["last"] for row in ranked], [row["folder"] for row in ranked]
+    for row, label, group in zip(first, labels(first), members.values(), strict=True):
+        ranked = sorted(group.values(), key=lambda row: row["last"], reverse=row["goal"] == "max")
+        values = [row["last"] for row in ranked]
         deviation = stdev(values) if len(values) > 1 else None
         groups.append(
             RunGroup(
@@ -58,8 +56,7 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[RunGroup]:
                 goal=row["goal"],
                 settings={name: row.get(name) for name in differing},
                 label=label,
-                folders=folders,
-                left_out=[folder for same in every.values() for folder in same if folder not in folders],
+                folders=[row["folder"] for row in ranked],
                 n=len(values),
                 mean=fmean(values),
                 deviation=deviation,
@@ -123,9 +120,7 @@ def key_of(word: str) -> str:
 def remarks(rows: Sequence[dict[str, Any]], groups: Sequence[RunGroup]) -> list[str]:
     """Say which completed rows count in no group and why, and whether the best group is certainly better than the next one."""
     valued, completed = sum(map(_has_value, rows)), sum(row["status"] == Status.COMPLETED for row in rows)
-    again = [folder for group in groups for folder in group.left_out]
     said = [f"left out: {completed - valued} without a finite value of the metric"] if completed > valued else []
-    said += [f"left out: {len(again)} with the settings and the seed of one that counts: {join_few(again, 8)}"] if again else []
     if len(groups) < 2 or groups[0].metric != groups[1].metric:
         return said
     best, other = groups[:2]

@@ -92,21 +92,14 @@ def _local_process(folder: Path) -> _Work | None:
 def _mark_and_stop(runs: Sequence[RunFolder], works: Mapping[Path, _Work], *, at_once: bool) -> None:
     """Mark runs as cancelled, and stop their work. Marked first: a scheduler may ask for the verdict as soon as it ends.
 
-    A run that cannot be marked, on a full disk, would be started again after a save: it is ended at once. Where one cannot be stopped, it
-    and those after it lose their marks: they go on.
+    Where one cannot be marked or stopped, it and those after it lose their marks: they go on.
     """
     new = {run_folder.root: run_folder for run_folder in runs if not run_folder.cancelled.exists()}
-    unmarked = {}
-    for run_folder in runs:
-        try:
-            mark_cancelled(run_folder)
-        except OSError as error:
-            unmarked[run_folder.root] = error.strerror
     try:
+        for run_folder in runs:
+            mark_cancelled(run_folder)
         for folder, work in works.items():
-            if folder in unmarked:
-                print(f"{folder} cannot be marked as cancelled ({unmarked[folder]}): ending it at once", file=sys.stderr)
-            work.stop(at_once or folder in unmarked)
+            work.stop(at_once)
             new.pop(folder, None)
     except (EnvironmentRefuses, OSError):
         for run_folder in new.values():

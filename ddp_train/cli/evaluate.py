@@ -6,7 +6,7 @@ The work is a job with its own folder, RUN/evaluations/<time>: launched, watched
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.location import require_pipeline
-from ddp_train.cli.saved_run import TRUST, ask_trust, original_words, parse_words, require_working_directory, run_of
+from ddp_train.cli.saved_run import TRUST, ask_trust, original_words, parse_words, run_of
 from ddp_train.config.check import check_config
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import with_conf
@@ -99,7 +99,7 @@ def _begin(command: str, arguments: list[str], runner: JobRunner) -> int:
         _wait_for_first(RunFolder(folder))
     elif not is_checkpoint(path) and not any(word.startswith("after=") for word in overrides):
         require_candidates(checkpoint, key="RUN")
-    config = _config(folder, overrides, [command, str(path.absolute()), *overrides], chosen_set=chosen_set, predicts=command == "predict")
+    config = _config(folder, overrides, chosen_set=chosen_set, predicts=command == "predict")
     require_pipeline(config)
     if (code := runner.meet_machines(config, run=str(checkpoint))) is not None:
         return code
@@ -111,7 +111,7 @@ def _begin(command: str, arguments: list[str], runner: JobRunner) -> int:
     return runner.run_to_end(job)
 
 
-def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_set: str, predicts: bool) -> RunConfig:
+def _config(folder: Path, overrides: list[str], *, chosen_set: str, predicts: bool) -> RunConfig:
     """Return the run's config without the settings of training, with the typed overrides; its section `data` is the evaluation data."""
     saved = answered_config(folder)
     is_data_typed = any(text.lstrip("+").partition("=")[0].partition(".")[0] == "data" for text in overrides)
@@ -141,7 +141,6 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_
     values = [text for text in changed if text.partition("=")[0] not in choices]
     added = [text.lstrip("+") for text in values if text.startswith("+")]
     merged = saved_overrides.with_overrides(config_for, [text for text in values if not text.startswith("+")], added=added)
-    require_working_directory(words, folder, config_for)
     if "eval" not in data:
         merged.data.eval = {}
     if predicts:

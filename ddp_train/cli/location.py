@@ -154,12 +154,8 @@ def verdict_to_wait_for(folder: Path) -> Verdict:
 def _run_errors(folders: list[Path]) -> Iterator[ConfigError]:
     for folder in folders:
         if not RunFolder(folder).config.is_file():
-            from ddp_train.run_folder.sweep import Sweep  # for a mistake
-
-            jobs = [str(folder / job.folder) for job in Sweep.load(folder).jobs] if is_sweep(folder) else []
-            happened = f"{folder} is the folder of a sweep" if jobs else f"{folder} is not a run folder"
-            fix = override("after", jobs) if jobs else ""
-            yield ConfigError(key="after", happened=happened, expected="a folder with config.yaml, or several", fix=fix)
+            expected = "a folder with config.yaml, or several: [RUN1,RUN2]; of a sweep those of its jobs"
+            yield ConfigError(key="after", happened=f"{folder} is not a run folder", expected=expected)
 
 
 def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Iterator[ConfigError]:

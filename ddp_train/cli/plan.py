@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,13 +16,12 @@ from omegaconf import DictConfig
 from ddp_train.cli import compose, plan_text
 from ddp_train.cli.location import Location, location_of, location_of_sweep
 from ddp_train.cli.measure import measuring
-from ddp_train.cli.plan_text import Screen, as_typed, shell_command
+from ddp_train.cli.plan_text import Screen, as_typed
 from ddp_train.config.check import checked_section
-from ddp_train.config.cluster import ENGINES, rank_environment, rendezvous_of
+from ddp_train.config.cluster import ENGINES, rendezvous_of
 from ddp_train.config.command.command_line import options_first, require_config
 from ddp_train.config.command.composition import Composition, loader_of, parse
 from ddp_train.config.schema import SweepConfig
-from ddp_train.config.spelling import without_secrets
 from ddp_train.config.tree import texts
 from ddp_train.errors import DONE, ConfigError, readable_size
 from ddp_train.launch import local
@@ -34,7 +34,6 @@ from ddp_train.run_folder.claim import require_empty
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.sweep.sweeper import planned_overrides
-from ddp_train.system import devices, process_env
 from ddp_train.system.folder_lock import is_locked
 
 USAGE = """ddp-train plan key=value group=option ... [-m] [--json]
@@ -60,7 +59,7 @@ def plan(arguments: list[str], runner: JobRunner) -> int:
     mode = RunMode.MULTIRUN if args.multirun else RunMode.RUN
     composed = loader.load_configuration(args.config_name or "config", args.overrides, run_mode=mode)
     screen = Screen()
-    screen.fact("plan", shell_command(["ddp-train", *words]), "This is the plan. Nothing is started or written.")
+    screen.fact("plan", shlex.join(["ddp-train", *words]), "This is the plan. Nothing is started or written.")
     if args.multirun:
         _plan_sweep(screen, loader, composed, words, runner)
     else:
@@ -121,15 +120,14 @@ def _show(screen: Screen, loader: Any, composed: DictConfig, jobs: Sequence[Job]
     plan_text.show_sizes(screen, job, sizes)
     plan_text.show_time(screen, job, sizes)
     screen.heading("How it is started")
-    screen.table(_environment(job))
     screen.fact("writes", f"{_WRITTEN}: `ddp-train help docs/run_folder.md`")
     if cluster.launcher in ENGINES:
         _show_submission(screen, jobs, sweep)
     elif cluster.launcher == "machines":
         screen.fact("type", *_on_each_machine(job))
     elif sweep is None:
-        screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {shell_command(local.arguments_for(job))}")
-        screen.fact("ranks", f"{shell_command([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
+        screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {shlex.join(local.arguments_for(job))}")
+        screen.fact("ranks", f"{shlex.join([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
     else:
         screen.fact("agent", "torchrun's, in a process that `ddp-train` forks; its ranks are forked for each job of a sweep")
 
@@ -151,7 +149,7 @@ def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) ->
     if held := engine.allocation():
         screen.fact("step", f"not submitted: it runs at once in the allocation (job {held.id}), as a step of {held.starter} with task.sh")
     else:
-        screen.fact("runs", *map(shell_command, rendered.commands))
+        screen.fact("runs", *map(shlex.join, rendered.commands))
 
 
 def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
@@ -168,24 +166,9 @@ def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
 
 def _on_each_machine(job: Job) -> Iterator[str]:
     rendezvous = rendezvous_of(job.config.cluster, os.environ)
-    typed = shell_command(["ddp-train", *(text for text in job.command[1:] if not text.startswith("cluster.node_rank="))])
+    typed = shlex.join(["ddp-train", *(text for text in job.command[1:] if not text.startswith("cluster.node_rank="))])
     if job.config.cluster.node_rank is None and rendezvous.node_rank is not None:
         yield f"{typed}   on each machine; its number comes from the environment, and is {rendezvous.node_rank} here"
     else:
         yield f"{typed} cluster.node_rank=0   on the machine of {rendezvous.endpoint}"
         yield f"{typed} cluster.node_rank=N   on each other one, N from 1 to {rendezvous.max_nodes - 1}"
-
-
-def _environment(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield the environment variables of the ranks, and the reason for each; secrets stay references."""
-    cluster = job.config.cluster
-    is_here, threads = cluster.launcher not in ENGINES, cluster.threads_per_process
-    for name, value in rank_environment(devices.processes_per_node(cluster.processes_per_node, cluster.device), threads).items():
-        why = f"the cores of {'this' if is_here else 'the'} machine, shared out" if threads is None else "cluster.threads_per_process"
-        yield f"{name}={value if is_here or threads is not None else '...'}", why
-    for name, value in cluster.env.items():
-        if value is not None:
-            text = str(int(value)) if isinstance(value, bool) else str(without_secrets(f"cluster.env.{name}", value))
-            yield f"{name}={shell_command([text])}", "cluster.env"
-    yield process_env.JOB, "the frozen configuration"
-    yield "RANK, WORLD_SIZE, MASTER_ADDR ...", "set by torchrun for each rank"

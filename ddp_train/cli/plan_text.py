@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import shlex
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -76,13 +74,8 @@ class Screen:
         print(json.dumps({"headings": [{"heading": heading, "facts": facts} for heading, facts in by_name]}))
 
 
-def shell_command(words: Iterable[str]) -> str:
-    """Return a command that can be pasted into bash or zsh; they read control characters as `$'...'`."""
-    return " ".join(map(_word, words))
-
-
 def as_typed(path: Path) -> str:
-    return _word(RunFolder(path).as_typed())
+    return shlex.quote(RunFolder(path).as_typed())
 
 
 def show_jobs(screen: Screen, folder: Path, all_jobs: Sequence[Job], settings: SweepConfig, *, sweeper: str | None) -> None:
@@ -181,7 +174,7 @@ def _evaluations(job: Job) -> str:
 
 def _saves(job: Job, measured: Mapping[str, Any] | str) -> list[str]:
     """Return lines: when checkpoints are saved, and, where sizes are known, the disk space that they need."""
-    settings, folder = job.config.checkpoint, job.run_folder.root
+    settings = job.config.checkpoint
     when = ["after each evaluation"] if settings.every_evaluation and evaluation_sets(job.config.tree) else []
     when += [f"every {settings.every_minutes:g} minutes"] if settings.every_minutes is not None else []
     when += [f"every {settings.every_steps} steps"] if settings.every_steps is not None else []
@@ -194,8 +187,6 @@ def _saves(job: Job, measured: Mapping[str, Any] | str) -> list[str]:
         sum_of = " + ".join(f"{count} ({name})" for name, count in counts.items() if count)
         at_most = f"at most {sum_of} = {total} at a time, {readable_size(total * size)}"
         lines.append(f"{readable_size(size)} each, weights and the optimizer's state; {at_most}")
-        disk = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-        lines.append(f"{readable_size(shutil.disk_usage(disk).free)} are free in {_word(str(disk))}")
     return lines
 
 
@@ -234,17 +225,7 @@ def show_time(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> No
             starts = math.ceil(seconds / limit_s)
             ends += f", which is {'enough' if starts <= 1 else f'too short: the run has to be started {starts} times'}"
     lines += [ends] if ends else []
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        batch = json.loads(RunFolder(past_folder).environment.read_text())["batch"]
-        lines += [f"that run had a different batch: {batch}"] if batch != str(job.config.batch) else []
     screen.fact("time", *lines)
-
-
-def _word(text: str) -> str:
-    if text.isprintable():
-        return shlex.quote(text)
-    escaped = os.fsencode(text).decode("latin-1").encode("unicode_escape").decode()  # byte by byte: the text may be no UTF-8
-    return "$'" + escaped.replace("'", "\\'") + "'"
 
 
 def _safe(text: str) -> str:

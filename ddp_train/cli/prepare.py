@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_train.cli.saved_run import parse_words
-from ddp_train.config.spelling import nearest
 from ddp_train.data.tokens.corpus import Corpus, text_files
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex
 from ddp_train.data.tokens.token_writer import TokenWriter, make_tokenizer
@@ -78,11 +77,8 @@ def _prepare_tokens(arguments: Sequence[str]) -> None:
 def _typed_files(words: Sequence[str]) -> list[Path]:
     """Return the files that were typed, those of folders too. ConfigError: a word is no file."""
     for word in (word for word in words if not Path(word).exists()):
-        name, sign, value = word.partition("=")
-        close = nearest(name, _OPTIONS) if sign else ""
         expected = f"text or .jsonl files, folders of them, or {', '.join(_OPTIONS)}"
-        fix = f"did you mean {close}={value}?" if close else "ddp-train prepare --help"
-        raise ConfigError(happened=f"there is no file {word}", expected=expected, fix=fix)
+        raise ConfigError(happened=f"there is no file {word}", expected=expected, fix="ddp-train prepare --help")
     return [file for word in words for file in text_files(Path(word))]
 
 

@@ -100,7 +100,7 @@ def _changes(run: ArchivedRun, overrides: Sequence[str]) -> list[str]:
     if wrong := next((key for key in typed if changes_results(key) and not PATH.search(key)), None):
         expected = "paths, cluster.*, and other keys that change no result"
         raise ConfigError(key=wrong, happened="would change what the run computes", expected=expected, fix="a new run, for other results")
-    wanted: dict[str, Any] = dict.fromkeys(("after", "debug.resume_after_steps", "cluster.node_rank"))
+    wanted: dict[str, Any] = dict.fromkeys(("after", "cluster.node_rank"))
     wanted |= {"resume": AUTO, "debug.faults": []}
     cluster, ranks = run.config["cluster"], run.environment.get("ranks") or []
     if cluster["launcher"] == "local" and cluster["nodes"] == 1 and ranks:

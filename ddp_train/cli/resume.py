@@ -72,7 +72,7 @@ def _resume_sweep(folder: Path, overrides: list[str], runner: JobRunner, *, is_r
         raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
     configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if configs and not is_torchrun_worker():
-        cluster = frozen_job(configs[0], overrides, sweep=folder).config.cluster
+        cluster = frozen_job(configs[0], overrides).config.cluster
         if (code := machines.take_part_in_sweep(cluster, sys.argv[1:])) is not None:
             return code
     lock(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
@@ -81,7 +81,7 @@ def _resume_sweep(folder: Path, overrides: list[str], runner: JobRunner, *, is_r
         return compose_and_run([*sweep.command, *overrides, f"hydra.sweep.dir={folder}"], runner)
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with a config.yaml", expected="the folder of a sweep")
-    first = frozen_job(configs[0], overrides, sweep=folder)
+    first = frozen_job(configs[0], overrides)
     with closing(Multirun(sweep, first.config.sweep, runner, check_composed)) as multirun:
         multirun.resume(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
     return multirun.exit_code()

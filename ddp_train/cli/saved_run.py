@@ -1,7 +1,5 @@
 """The arguments of commands on a run, and its job: from its frozen config, and nothing else."""
 
-import importlib.util
-import json
 import re
 import shlex
 import sys
@@ -24,7 +22,6 @@ from ddp_train.launch.job import Evaluation, Job, Training
 from ddp_train.run_folder.paths import RunFolder, is_sweep, step_of
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import require_trust
-from ddp_train.system.process_env import is_torchrun_worker
 
 TRUST = "--trust"
 """Code that another user has written may run as this one."""
@@ -94,17 +91,11 @@ def ask_trust(command: str, words: list[str], path: Path) -> None:
     require_trust(path, key="SPEC" if command == "node" else "RUN", is_trusted=TRUST in words, accept=accept)
 
 
-def frozen_job(
-    folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None, sweep: Path | None = None
-) -> Job:
-    """Return the job of a run folder: its own frozen config, with single values changed.
-
-    `sweep`: the folder that was typed, where it is that of a sweep.
-    """
+def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None) -> Job:
+    """Return the job of a run folder: its own frozen config, with single values changed."""
     saved = saved_config(folder)
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # it was that of the machine where the run began
     changed = saved_overrides.with_overrides(saved, overrides, replaced=replaced_configs(folder))
-    require_working_directory(["resume", str(Path(sweep or checkpoint or folder).absolute()), *overrides], folder, saved)
     tree: Any = OmegaConf.to_container(changed)
     first_overrides, options = original_words(folder)
     config = check_frozen(tree)
@@ -151,33 +142,6 @@ def require_more(job: Job) -> None:
         raise ConfigError(key="resume", happened=happened, expected="more steps to train", fix=f"trainer.max_steps={2 * steps}")
     if job.run_folder.is_completed():
         job.run_folder.result.unlink()
-
-
-def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse the command `words` where relative paths or modules of the run are missing that exist in the folder where it was started."""
-    try:
-        began = Path(json.loads(RunFolder(folder).environment.read_text())["working_directory"])
-    except (OSError, ValueError, KeyError, TypeError):  # the run has not begun
-        return
-    here = Path.cwd()
-    if not began.is_dir() or began.samefile(here):
-        return
-    program = "torchrun ... -m ddp_train" if is_torchrun_worker() else "ddp-train"
-    unread = ["resume", *(text.lstrip("+").partition("=")[0] for text in words[2:])]  # typed keys are not the saved ones
-    unread += ["init_from"] if candidates(RunFolder(folder).checkpoints / LAST) else []
-    for key, value in dotted_items(saved):
-        if not isinstance(value, str) or key in unread or not value:
-            continue
-        if key.endswith("._target_"):
-            name = value.partition(".")[0]
-            is_missing = ((began / f"{name}.py").exists() or (began / name).is_dir()) and importlib.util.find_spec(name) is None
-        else:
-            is_path = bool("/" in value or PATH.search(key)) and not Path(value).is_absolute()
-            is_missing = is_path and (began / value).exists() and not (here / value).exists()
-        if is_missing:
-            happened = f"is {value}, relative to {began}, where the run was started; you are in {here}"
-            fix = f"{shlex.join(['cd', str(began)])} && {program} {shlex.join(words)}"
-            raise ConfigError(key=key, happened=happened, expected="the folder where the run was started", fix=fix)
 
 
 def original_words(folder: Path) -> tuple[list[str], list[str]]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.config.saved import saved_config
-from ddp_train.config.values import run_folders
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError, printable
 from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of, submitted_state
 from ddp_train.launch.job_runner import JobRunner
@@ -103,13 +102,6 @@ def state_of(run_folder: RunFolder) -> str:
 def details(run_folder: RunFolder) -> Iterator[str]:
     """Yield lines on a run: how far it is, its goodput, its slow ranks."""
     config: dict[str, Any] = saved_config(run_folder.root) if run_folder.config.exists() else {}
-    has_begun = run_folder.environment.exists() or run_folder.is_completed()
-    if config.get("after") and not has_begun:
-        for folder in run_folders(config["after"]):
-            before = RunFolder(Path(folder))
-            if (verdict := verdict_of(before)).outcome is Outcome.NEVER:
-                why = f"it waits for {before.as_typed()}, which will not finish: {verdict.reason}"
-                yield printable(f"{why}; then `{run_folder.resume_command()}`")
     if run_folder.evaluation_task.exists():  # an evaluation takes no steps
         if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
             yield line

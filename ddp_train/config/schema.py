@@ -201,7 +201,6 @@ class FaultConfig:
 class DebugConfig:
     faults: list[Any] = field(metadata={"items": FaultConfig})
     max_steps: int | None = field(metadata={"min": 1})
-    resume_after_steps: int | None = field(metadata={"min": 1})
     max_batches: int | None = field(metadata={"min": 1})
     overfit: bool
 

@@ -34,7 +34,6 @@ WITHOUT_EFFECT_ON_RESULTS = {
     "evaluation.save_predictions": "what is written of the evaluations that there are anyway",
     "debug.faults": "what is put right by resuming without them",
     "debug.max_steps": "an early end: it goes on as the whole run",
-    "debug.resume_after_steps": "a stop, after which it goes on to the bit",
 }
 """Keys and sections that do not change a run's results, each with the reason. All others do, also a user's own."""
 

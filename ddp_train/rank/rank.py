@@ -160,10 +160,6 @@ def _train_or_evaluate(run: RankRun) -> Status:
         from ddp_train.rank.evaluate_job import evaluate_job
 
         return evaluate_job(run, run.job.work)  # it asks for no stop, which ends the ranks at once
-    if run.job.config.debug.resume_after_steps is not None:
-        from ddp_train.rank.paused_run import train_with_pause
-
-        return train_with_pause(run)
     return train_job(run)
 
 

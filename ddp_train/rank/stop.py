@@ -141,15 +141,13 @@ class StepAgreement:
     def after(self, steps_run: int) -> Agreed:
         """Return what is agreed on a step, and begin the next one unless it was the last (`Stop.agree_after`)."""
         with self._gate:
-            if not (is_last_step := self.is_last(steps_run)):
+            is_last_step = self._last_step is not None and steps_run >= self._last_step  # beyond it where that step was taken back
+            if not is_last_step:
                 self._newest_begun_step = steps_run + 1
         if is_save_agreed := bool(self._saves) and steps_run >= self._saves[0]:
             self._saves.popleft()
             self._has_asked_to_save = False
         return Agreed(is_last_step, is_save_agreed)
-
-    def is_last(self, steps_run: int) -> bool:
-        return self._last_step is not None and steps_run >= self._last_step  # beyond it where that step was taken back
 
     def ask_to_save(self) -> None:
         if not self._has_asked_to_save:
@@ -275,10 +273,6 @@ class Stop:
         `steps_run`: those that a rewind has undone count: the number never falls.
         """
         return Agreed(self.is_asked(), is_save_agreed=False) if self.peers.is_alone else self._agreement.after(steps_run)
-
-    def is_last(self, steps_run: int) -> bool:
-        """Tell whether all ranks stop after this step; the same on every rank once each has asked to begin the next one."""
-        return self.is_asked() if self.peers.is_alone else self._agreement.is_last(steps_run)
 
     def ask_to_save(self) -> bool:
         """Let all ranks agree on a step soon after which they save, if this is rank 0. Alone in the world: True, after this one."""

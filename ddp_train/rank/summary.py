@@ -69,10 +69,8 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     if dtype := components.answers.get("amp.dtype"):
         lines.append(f"amp      auto: {dtype}, which the device supports")
     lines += components.notes
-    if (debug := job.config.debug).max_steps is not None:
-        after = debug.resume_after_steps
-        halfway = f"; after step {after} it is rebuilt and resumed" if after is not None and after < components.total_steps else ""
-        lines.append(f"debug    the run ends there; its schedules are those of the whole run{halfway}")
+    if job.config.debug.max_steps is not None:
+        lines.append("debug    the run ends there; its schedules are those of the whole run")
     if changes := job.config.trainer.batch_size_schedule:
         later = ", ".join(f"{size} from step {step} on" for step, size in changes)
         lines.append(f"batch    {wanted} samples, then {later}")

@@ -37,7 +37,7 @@ from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.loop.hooks import RunServices, StopLine
+from ddp_train.training.loop.hooks import RunServices
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
@@ -193,10 +193,10 @@ def _save_missing_predictions(run: RankRun, components: Components) -> None:
         print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.as_typed()}/predictions", flush=True)
 
 
-def prepare_trainer(run: RankRun, components: Components, data_changes: list[str], *, ends_by: StopLine | None = None) -> Trainer:
+def prepare_trainer(run: RankRun, components: Components, data_changes: list[str]) -> Trainer:
     """Return the trainer of a run that has begun or resumed, and let rank 0 make room for what this attempt writes. Collective.
 
-    `data_changes`: of `begin_or_resume`, for an event. `ends_by`: asked by the loop whether it ends, in the place of `run.stop`.
+    `data_changes`: of `begin_or_resume`, for an event.
     """
     keep = retention(run.job.config.checkpoint, components)
     if run.world.is_main:
@@ -220,7 +220,7 @@ def prepare_trainer(run: RankRun, components: Components, data_changes: list[str
         phases=run.phases,
         records=records,
         checkpoints=checkpoints,
-        stop=ends_by or run.stop,
+        stop=run.stop,
         started_at=time.time() - (time.monotonic() - run.started_monotonic),
     )
     return build_trainer(run.job.config, components, run.state, run.world, services)
@@ -271,32 +271,22 @@ def train(run: RankRun, trainer: Trainer) -> TrainingEnd:
     is_done = trainer.train()
     unsaved = trainer.services.checkpoints.finish()  # before `end`, which writes a profile: a stop leaves little time
     if unsaved and is_done:
-        raise not_saved("all", unsaved)
+        happened = f"all steps are done, but the last one was not saved. {unsaved}"
+        fix = "free disk space, or raise `ulimit -f` if a file is too large; then `ddp-train resume` continues from the checkpoint before"
+        raise RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
     return TrainingEnd(is_done, unsaved)
-
-
-def not_saved(steps: str, unsaved: str) -> RunError:
-    """Return the error of a run whose last step was not saved, and that cannot do without."""
-    happened = f"{steps} steps are done, but the last one was not saved. {unsaved}"
-    fix = "free disk space, or raise `ulimit -f` if a file is too large; then `ddp-train resume` continues from the checkpoint before"
-    return RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
 
 
 def finish_run(run: RankRun, trainer: Trainer, end: TrainingEnd) -> Status:
     """Write result.json, print how the run ended, and return its status. Collective."""
     status = Status.COMPLETED if end.is_done else status_of(run.stop.cause())
-    end_training(run, trainer, status)
+    run.phases.enter(Phase.END, run.state.step)
+    run.world.barrier()  # every rank is through: only now it is completed
+    trainer.end(status)
     if run.world.is_main:
         _write_result(run, trainer, status, unsaved=end.unsaved)
     run.world.barrier()  # no rank leaves before it is written: a signal then would look like one after a failure
     return status
-
-
-def end_training(run: RankRun, trainer: Trainer, status: Status) -> None:
-    """Let what hangs on the loop end in good order. Collective."""
-    run.phases.enter(Phase.END, run.state.step)
-    run.world.barrier()  # every rank is through: only now it is completed
-    trainer.end(status)
 
 
 def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: str | None) -> None:

@@ -124,10 +124,6 @@ class TrainState:
     def is_over(self, total_steps: int) -> bool:
         return self.step >= total_steps or self.early_end is not None
 
-    def reset(self) -> None:
-        """Go back to the start of a run, in place."""
-        vars(self).update(vars(TrainState()))
-
     def state_dict(self) -> dict[str, Any]:
         return {key: value for key, value in saved_form(self).items() if key != "saved_window"}
 

@@ -25,6 +25,6 @@ def test_the_worst_class_counts() -> None:
 
 @pytest.mark.parametrize("words", [[], ["experiment=wide"]], ids=["default", "wide"])
 def test_a_few_steps_of_everything(ddp_train_run: Callable[..., RunResult], words: list[str]) -> None:
-    result = ddp_train_run(*words, "debug=fast")  # trains, evaluates, saves and resumes
+    result = ddp_train_run(*words, "debug=fast")  # trains, evaluates and saves
     assert result.status == "completed"
     assert {"train/weight_norm", "eval/worst_class", "eval/accuracy"} <= set(result.metrics)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import shlex
 import shutil
@@ -273,22 +272,6 @@ def test_the_commands_that_put_a_class_of_ones_own_into_a_group_are_right(
     monkeypatch.setitem(sys.modules, "my_package", sys)  # so that what is imported now is forgotten at the end
     del sys.modules["my_package"]
     assert command_line(monkeypatch, tmp_path, *shlex.split(command, comments=True))[0] == 0
-
-
-def test_a_run_is_resumed_where_its_relative_paths_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
-    (project / "pictures").mkdir(parents=True)
-    elsewhere.mkdir()
-    assert command_line(monkeypatch, project, "data=mnist", "data.root=pictures", "hydra.run.dir=run")[0] == 0
-    (project / "run/environment.json").write_text(json.dumps({"working_directory": str(project)}))
-    assert command_line(monkeypatch, elsewhere, "resume", str(project / "run"), "trainer.max_epochs=2") == (2, [])
-    shown = capsys.readouterr().err
-    assert f"data.root: is pictures, relative to {project}, where the run was started; you are in {elsewhere}" in shown
-    cd, _, words = shown.rpartition("  fix: ")[2].strip().partition(" && ")
-    assert command_line(monkeypatch, Path(shlex.split(cd)[1]), *shlex.split(words)[1:])[0] == 0
-    assert command_line(monkeypatch, elsewhere, "resume", str(project / "run"), f"data.root={project}/pictures")[0] == 0
 
 
 def test_what_to_try_next_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

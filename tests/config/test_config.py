@@ -278,8 +278,6 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["debug=faults", "debug.faults=[{attempt:-1}]"], "debug.faults.0.attempt", "or every"),
         (["debug=faults", "debug.faults=[{kind:worker_kill}]"], "debug.faults.0.kind", "loader.num_workers=1"),
         (["debug=faults", "debug.faults=[{kind:slow}]"], "debug.faults.0.seconds", "is not given"),
-        (["debug=fast", "debug.max_steps=2"], "debug.resume_after_steps", "debug.max_steps=4"),
-        (["debug.resume_after_steps=2"], "debug.resume_after_steps", "fewer steps than debug.max_steps"),
         (["debug=faults", "debug.faults=[kill]"], "debug.faults.0", "a group of keys"),
         (["~strategy"], "strategy", "the section is missing"),
         (["health.on_nonfinite=ignore"], "health.on_nonfinite", "one of stop, skip, rewind"),

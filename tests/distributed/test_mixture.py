@@ -22,8 +22,12 @@ WORDS = [
 ]
 
 
-def ran(project: Project, name: str, *words: str) -> list[dict[str, Any]]:
-    done = project.run(*WORDS, *words, f"hydra.run.dir=outputs/{name}")
+def ran(project: Project, name: str, *words: str, stops_after: int | None = None) -> list[dict[str, Any]]:
+    stop = [] if stops_after is None else [f"debug.faults=[{{kind: sigterm, step: {stops_after - 1}}}]"]
+    done = project.run(*WORDS, *words, *stop, f"hydra.run.dir=outputs/{name}")
+    if stop:
+        assert done.returncode == 75, done.output
+        done = project.run("resume", f"outputs/{name}", "debug.faults=[]")
     assert done.returncode == 0, done.output
     assert len(list((project.folder / "outputs" / name / "predictions").glob("**/step_*/loss.npy"))) == 4
     names = ("step", "samples", "samples/clean", "samples/noisy", "loss", "grad_norm", "accuracy", "few/loss", "few/accuracy")
@@ -32,7 +36,7 @@ def ran(project: Project, name: str, *words: str) -> list[dict[str, Any]]:
 
 def test_ranks_and_a_resume_change_nothing(project: Project) -> None:
     whole = ran(project, "whole", "cluster.processes_per_node=3")
-    assert ran(project, "halves", "cluster.processes_per_node=3", "debug.resume_after_steps=6") == whole
+    assert ran(project, "halves", "cluster.processes_per_node=3", stops_after=6) == whole
     for mine, theirs in zip(ran(project, "one", "cluster.processes_per_node=1"), whole, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5)
     assert whole[-1].keys() >= {"loss", "few/loss"} and whole[0]["samples/clean"] + whole[0]["samples/noisy"] == 24

@@ -42,7 +42,6 @@ SHOWN_BY = {
     "metrics/trackio.py": "tests/thirdparty/test_metrics.py",
     "metrics/wandb.py": "tests/thirdparty/test_metrics.py",
     "rank/command_group.py": "tests/distributed/test_plain_agent.py, tests/distributed/test_sweep.py",
-    "rank/paused_run.py": "tests/distributed/test_mixture.py",
     "rank/main.py": "tests/distributed/test_run.py, tests/distributed/test_restart.py",
     "rank/sweep_member.py": "tests/distributed/test_sweep.py, tests/distributed/test_sweep_stop.py",
     "rank/train_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",

@@ -83,14 +83,6 @@ def check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
                 yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
 
 
-def check_debug(config: PartialConfig) -> Iterator[ConfigError]:
-    debug = config.debug
-    if debug.resume_after_steps is not None and (debug.max_steps is None or debug.resume_after_steps >= debug.max_steps):
-        happened = f"is {debug.resume_after_steps}, and debug.max_steps is {'null' if debug.max_steps is None else debug.max_steps}"
-        fix = f"debug.max_steps={2 * debug.resume_after_steps}"
-        yield ConfigError(key="debug.resume_after_steps", happened=happened, expected="fewer steps than debug.max_steps", fix=fix)
-
-
 def check_profile(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse ranks that there are not, and steps that do not come."""
     profile, ranks, most = config.profile, config.profile.ranks, config.batch.world_size - 1

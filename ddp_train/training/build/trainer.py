@@ -40,7 +40,7 @@ def build_trainer(config: RunConfig, components: Components, state: TrainState, 
         world=world,
         train_step=_train_step(config, components, state, world),
         log_every_steps=log_every if cut_off is None else min(log_every, -(-cut_off // 20)),
-        evaluate_every_steps=config.debug.resume_after_steps or config.evaluation.every_steps,
+        evaluate_every_steps=config.evaluation.every_steps,
         saves_predictions=config.evaluation.save_predictions,
         monitor=LossMonitor(
             on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, log_event=records.log_event

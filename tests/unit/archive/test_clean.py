@@ -134,7 +134,7 @@ def test_what_is_not_surely_one_run_stays(tmp_path: Path, monkeypatch: pytest.Mo
     assert removable(tmp_path) == {"free": ""} and removable(tmp_path / "free") == {} and removable(tmp_path / "project") == {}
 
 
-def test_users_are_found_in_lists_through_others_and_in_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_are_found_under_any_key_and_in_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in "abcd":
         finished(tmp_path / "outputs/pretrain" / name, 0.5, f"name={name}")
@@ -143,8 +143,8 @@ def test_users_are_found_in_lists_through_others_and_in_other_folders(tmp_path: 
         config = tmp_path / "outputs/pretrain" / name / "config.yaml"
         key = text.partition(":")[0]
         config.write_text("".join(line for line in config.read_text().splitlines(True) if not line.startswith(f"{key}:")) + f"{text}\n")
-    finished(tmp_path / "outputs/finetune/t", 0.5, "init_from=outputs/pretrain/d")
-    assert removable(tmp_path / "outputs/pretrain", "where=name = 'a'") == {"b": "a", "c": "b", "d": "../finetune/t"}
+    assert removable(tmp_path / "outputs/pretrain", "where=name IN ('a', 'b')") == {"c": "b", "d": ""}
+    assert removable(tmp_path / "outputs/pretrain", "where=name = 'a'") == {"b": "a", "c": "", "d": ""}
 
 
 def test_what_has_begun_since_it_was_listed_stays(tmp_path: Path) -> None:

@@ -57,9 +57,7 @@ def test_a_job_is_marked_first_and_signalled_until_it_has_ended(tmp_path: Path, 
     assert signals == ["USR1 to 17"] * 3  # the first may have come between two steps of the job
 
 
-def test_on_a_full_disk_the_marker_is_empty_or_the_job_is_ended_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_a_full_disk_the_marker_is_empty_or_nothing_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, *args: object, **named: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
@@ -75,9 +73,9 @@ def test_on_a_full_disk_the_marker_is_empty_or_the_job_is_ended_at_once(
     run_folder.cancelled.unlink()
     asked.clear()
     monkeypatch.setattr(Path, "touch", full)
-    assert cancel([str(tmp_path)], RUNNER) == 0
-    assert asked == ["scancel"]  # which SLURM does not requeue
-    assert "cannot be marked as cancelled (No space left on device): ending it at once" in capsys.readouterr().err
+    with pytest.raises(OSError, match="No space left"):
+        cancel([str(tmp_path)], RUNNER)
+    assert not asked
 
 
 def test_who_does_not_end_is_told_of_a_harder_way(

@@ -79,7 +79,7 @@ def test_a_large_vocabulary_makes_uint32(tmp_path: Path, monkeypatch: pytest.Mon
         ('{"text": "a"}\n', ["val_fraction=1"], "val_fraction: is 1"),
         ('{"text": "a"}\n', ["shard_tokens=many"], "shard_tokens: 'many' is not a number"),
         ('{"text": "a"}\n', ["tokenizer=bytes"], "there is no tokenizer 'bytes'"),
-        ('{"text": "a"}\n', ["tokeniser=byte"], "did you mean tokenizer=byte?"),
+        ('{"text": "a"}\n', ["tokeniser=byte"], "there is no file tokeniser=byte"),
         ('{"text": "a"}\n', ["b.txt"], "there is no file b.txt"),
     ],
 )

@@ -18,10 +18,8 @@ from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.job import Evaluation
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import batch_notes
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.verdict import mark_cancelled
 from tests.fake_runner import FakeRunner
 from tests.unit.cli.runs import a_run, works_in
 
@@ -83,22 +81,6 @@ def test_what_went_wrong_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[
     first, second = status(tmp_path, capsys)[:2]
     assert first.startswith("not known whether it runs; ")
     assert second == "slurm, job 17: SLURM does not answer: no controller"
-
-
-def test_a_run_whose_dependency_never_gets_done_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    a_run(first)
-    run_folder = a_run(second, f"after={first}")
-    Submission(engine="slurm", id="18").write(run_folder)
-    cancelled = State(stage=Stage.ENDED, why="cancelled (DependencyNeverSatisfied)")
-    monkeypatch.setattr(slurm_client, "state", lambda id: cancelled)
-    assert len(status(second, capsys)) == 2
-    mark_cancelled(RunFolder(first))
-    _, how, why = status(second, capsys)
-    assert how == "job 18 ended: cancelled (DependencyNeverSatisfied)"
-    assert why.startswith(f"it waits for {first}, which will not finish: cancelled by ") and f"ddp-train resume {second}" in why
 
 
 def test_a_run_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

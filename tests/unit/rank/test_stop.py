@@ -30,11 +30,11 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_afterwards_eve
     stop = Stop(world=alone(), peers=Peers.connect(alone()))
     with stop.listening():
         stop.begin_training(0)
-        assert not stop.agree_after(1).is_last_step and not stop.is_last(1)
+        assert not stop.agree_after(1).is_last_step
         os.kill(os.getpid(), number)
         assert stop.cause() == number
         assert stop.is_asked()
-        assert stop.is_last(2) and stop.agree_after(2).is_last_step
+        assert stop.agree_after(2).is_last_step
     assert [signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stop")]

@@ -39,9 +39,9 @@ def test_all_parameters_are_counted_and_those_that_are_trained() -> None:
 
 
 def test_a_run_that_is_cut_off_says_so_and_names_the_whole_one_next() -> None:
-    assert "\nsteps    4 (" in plan("debug=fast") and "after step 2 it is rebuilt and resumed" in plan("debug=fast")
+    assert "\nsteps    4 (" in plan("debug=fast")
     assert "\ndebug    the run ends there; its schedules are those of the whole run" in plan("debug=fast")
-    assert "resumed" not in plan("debug=fast", "trainer.max_steps=2") and "debug" not in plan()
+    assert "debug" not in plan()
     words = ["model=mlp", "debug=fast", "+model.bias=true", "debug.max_steps=8"]
     job = Job(config=checked("debug=fast"), run_folder=RunFolder(Path("run")), command=[], overrides=words, options=["--config-dir=mine"])
     result = Result(status=Status.COMPLETED, step=4, samples=4, seconds=1.0, metrics={"last": {}, "best": {}})
