@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddp_train import CONF, __version__
 from ddp_train.rank import summary
@@ -363,6 +364,27 @@ def test_an_old_name_in_a_yaml_is_answered_too(
     (tmp_path / "cf/experiment/old.yaml").write_text(f"# @package _global_\n{yaml}\n")
     assert command_line(monkeypatch, tmp_path, "--config-dir=cf", "+experiment=old") == (2, [])
     assert meant in capsys.readouterr().err
+
+
+def test_a_key_of_ours_is_not_passed_on_to_a_data_set_that_takes_any_argument(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taking = ["~data", "+data._target_=tests.config.test_advice.TakesAny", "+data.num_workers=2"]
+    assert command_line(monkeypatch, tmp_path, *taking) == (2, [])
+    assert "did you mean loader.num_workers=2?" in capsys.readouterr().err
+
+
+class TakesAny(torch.utils.data.Dataset[int]):
+    """A data set of somebody who hands everything on."""
+
+    def __init__(self, **settings: object) -> None:
+        self.settings = settings
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> int:
+        return place
 
 
 def test_a_module_that_cannot_be_imported_is_told_with_the_users_line(

@@ -229,6 +229,7 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["strategy=fsdp", "strategy.cpu_offload=true", "cluster=cpu"], "strategy.cpu_offload", "strategy.cpu_offload=false"),
         (["activation_checkpointing.every=2"], "activation_checkpointing.every", "activation_checkpointing.blocks=auto"),
         (["activation_checkpointing.blocks=Block"], "activation_checkpointing.blocks", "[Block]"),
+        (["compile=max_autotune", "compile.backend=eager"], "compile.mode", "compile=default"),
         (["compile=max_autotune", "strategy=fsdp", "cluster=cpu"], "compile.mode", "max-autotune-no-cudagraphs"),
         (
             ["compile=reduce_overhead", "trainer.grad_accum_steps=2", "cluster=cpu", "cluster.processes_per_node=1"],

@@ -184,7 +184,8 @@ def require_config(args: Any, loader: ConfigLoaderImpl) -> None:
     if args.config_name is not None and not loader.repository.config_exists(args.config_name):
         options = loader.get_group_options("", results_filter=ObjectType.CONFIG)
         names = [name for name in options if not name.startswith("_")]  # those are Hydra's
-        fix = f"--config-name={nearest(args.config_name, names) or 'config'}"
+        is_experiment = args.config_name in loader.get_group_options("experiment")
+        fix = f"experiment={args.config_name}" if is_experiment else f"--config-name={nearest(args.config_name, names) or 'config'}"
         happened = f"there is no {args.config_name}.yaml for the root of the configuration"
         raise ConfigErrors([ConfigError(key="--config-name", happened=happened, expected=f"one of {', '.join(names)}", fix=fix)])
 

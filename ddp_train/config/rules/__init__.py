@@ -12,7 +12,7 @@ RULES: tuple[Callable[[PartialConfig], Iterator[ConfigError]], ...] = (
     *(sections.check_health, sections.check_evaluation, sections.check_callbacks, sections.check_checkpoints),
     *(strategy.check_strategy, strategy.check_cuda_graphs, strategy.check_early_step, strategy.check_open_micro_batch),
     *(strategy.check_loss_scale, sections.check_device, sections.check_machines, sections.check_precision),
-    *(sections.check_activation_checkpointing, sections.check_profile, sections.check_faults),
+    *(sections.check_activation_checkpointing, sections.check_compile, sections.check_profile, sections.check_faults),
 )
 """All rules, in the order in which their problems are shown."""
 

@@ -101,14 +101,22 @@ def check_faults(config: PartialConfig) -> Iterator[ConfigError]:
 
     world_size = config.batch.world_size
     for place, fault in enumerate(config.debug.faults):
-        kind = fault.kind
+        kind, has_seconds = fault.kind, fault.seconds is not None
         # Elastic ranks may be fewer than before: there a fault of one that has gone does not happen.
         if fault.rank >= world_size and not is_torchrun_worker():
             yield refused(place, "rank", f"is {fault.rank}", f"a rank of this run: 0 to {world_size - 1}")
         if kind.startswith("worker_") and not config.loader.num_workers:
             yield refused(place, "kind", f"is {kind}, and loader.num_workers is 0", "loader workers: loader.num_workers=1")
-        if kind == "slow" and fault.seconds is None:
+        if kind in ("nan", "spike") and fault.phase not in ("data", "step"):
+            yield refused(place, "phase", f"is {fault.phase}", f"data or step: {kind} is of a training step")
+        if fault.phase == "start" and fault.step is not None:
+            yield refused(place, "step", f"is {fault.step}, with phase start", "null: the start comes before all steps")
+        if kind == "slow" and not has_seconds:
             yield refused(place, "seconds", "is not given", "the delay of each step, in seconds")
+        if has_seconds and kind not in ("sleep", "slow", "no_space", "read_only"):
+            yield refused(place, "seconds", f"is {fault.seconds}", f"none: {kind} takes no time")
+        if kind == "read_only" and os.geteuid() == 0:
+            yield refused(place, "kind", "is read_only, and you are root, who can write anywhere", "another user; or a read-only mount")
 
 
 def check_checkpoints(config: PartialConfig) -> Iterator[ConfigError]:
@@ -155,6 +163,14 @@ def check_activation_checkpointing(config: PartialConfig) -> Iterator[ConfigErro
             happened = "is given, and activation_checkpointing.blocks is null"
             expected = "both or none: activation_checkpointing.blocks=auto"
             yield conflict(f"activation_checkpointing.{name}", happened, without, expected=expected)
+
+
+def check_compile(config: PartialConfig) -> Iterator[ConfigError]:
+    mode, backend = config.compile.mode, config.compile.backend
+    if mode not in (None, "default") and backend != "inductor":
+        happened = f"is {mode}, and compile.backend is {backend}"
+        expected = "default: the other modes are inductor's"
+        yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix="compile=default, or compile.backend=inductor")
 
 
 def check_machines(config: PartialConfig) -> Iterator[ConfigError]:

@@ -146,9 +146,9 @@ def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:
 
 
 def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) -> Iterator[ConfigError]:
+    example = "{match: head, lr: 0.01}"
     if not isinstance(group, Mapping):
-        expected, fix = "match, and lr, weight_decay or freeze", f"'{key}={{match: head, lr: 0.01}}'"
-        yield ConfigError(key=key, happened=f"is {group!r}", expected=expected, fix=fix)
+        yield ConfigError(key=key, happened=f"is {group!r}", expected="match, and lr, weight_decay or freeze", fix=f"'{key}={example}'")
         return
     match, options = group.get("match"), [name for name in group if name not in ("match", "freeze")]
     patterns = [match] if isinstance(match, str) else match
@@ -161,6 +161,9 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
         happened = "is given with freeze=true, and frozen parameters are not trained"
         fix = f"remove it: {removal(f'{key}.{options[0]}', group[options[0]])}"
         yield ConfigError(key=f"{key}.{options[0]}", happened=happened, expected="one of the two", fix=fix)
+    elif not group.get("freeze") and not options:
+        expected, fix = "lr, weight_decay or freeze", f"'{key}={example}'"
+        yield ConfigError(key=key, happened="has only match, and changes nothing", expected=expected, fix=fix)
     for name in options:
         if name == "params" or not takes(target, name):
             known = [each for each in [*(parameters_of(target) or ())][1:] if each != "params"]

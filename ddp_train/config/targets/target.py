@@ -111,7 +111,8 @@ class _Call(NamedTuple):
     def unknown(self) -> Iterator[ConfigError]:
         takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in self.parameters.values())
         for name in self.arguments:
-            if name not in self.named and not (takes_any or takes(self.target, name)):
+            is_ours = self.is_data and name in FULL_KEYS and name != "batch_size"  # which must not be passed on silently
+            if name not in self.named and (is_ours or not (takes_any or takes(self.target, name))):
                 happened, expected = f"{self.path} has no argument {name!r}", ", ".join(self.named) or "no argument"
                 yield ConfigError(key=f"{self.key}.{name}", happened=happened, expected=expected, fix=self._instead_of(name))
 

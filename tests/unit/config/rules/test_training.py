@@ -21,6 +21,7 @@ class Grouping:
         (["+optimizer.groups.head=3"], r"optimizer\.groups\.head: is 3"),
         (["+optimizer.groups.head={lr: 0.1}"], r"optimizer\.groups\.head\.match: is not given"),
         (["+optimizer.groups.head={match: [], lr: 0.1}"], r"optimizer\.groups\.head\.match: is \[\]"),
+        (["+optimizer.groups.head={match: head}"], r"optimizer\.groups\.head: has only match, and changes nothing"),
         (["+optimizer.groups.head={match: head, freeze: 1}"], r"optimizer\.groups\.head\.freeze: is 1"),
         (["+optimizer.groups.head={match: head, freeze: true, lr: 0.1}"], r"optimizer\.groups\.head\.lr: is given with freeze=true"),
         (
