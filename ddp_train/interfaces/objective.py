@@ -206,6 +206,8 @@ def evaluated(objective: Objective, model: nn.Module, batch: Batch) -> Evaluated
     """Return what an objective's `evaluate` gives for a batch; the values of samples are rows, too."""
     result = objective.evaluate(model, batch)
     given = result if isinstance(result, Evaluated) else Evaluated(result)
+    if not isinstance(given.values, Mapping):
+        raise ValueShapeError(f"evaluate gives {describe(result)}, and not values by name")
     size = batch_size(batch)
     rows = {name: value for name, value in given.values.items() if isinstance(value, Tensor) and value.shape == (size,)}
     return given._replace(rows={**rows, **given.rows})

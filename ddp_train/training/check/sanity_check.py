@@ -26,7 +26,7 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError, one_line
-from ddp_train.interfaces import Batch, BatchLoss, Indices, Objective
+from ddp_train.interfaces import Batch, BatchLoss, Indices, Objective, Value
 from ddp_train.interfaces.batch import batch_size, describe, map_tensors, normalise_and_mix, tensors_of
 from ddp_train.interfaces.objective import HALF, ValueShapeError, evaluated, value_sums, whole_loss
 from ddp_train.loader.device_copy import batch_on
@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 _MAX_SAMPLES = 64  # whose loss is compared with that of their halves
 _TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 2e-2  # share by which the two may differ; in half precision
 _MAX_NOISE = 0.05  # a number that differs by a larger share between two equal calls says nothing
+_MORE_FOR_GRADIENTS = 3  # which are sums of numbers that cancel
+_GRADIENT, _UNITS_OF_SHAPE = "gradient", "units of the shape"
 _MAX_CHARACTERS = 160  # of the description of a batch or an output: a dict may have many tensors
 
 
@@ -105,6 +107,8 @@ def _try(components: EvaluationComponents, trial: _Trial, world: World) -> str:
                 _require_device("loss", loss.total, world)
                 if not loss.total.requires_grad:
                     raise TypeError("loss does not depend on the parameters: is there a detach(), argmax or no_grad on its way?")
+                if forward.is_finite and loss.total.isnan():
+                    raise ValueError("loss is NaN, and all that the model gives is finite: replace masked values with where, 0 * NaN is NaN")
                 num_units = float(loss.num_units)
                 loss_text = f", loss {loss.total.item() / num_units:.4g}" if num_units else ""
             else:
@@ -131,9 +135,7 @@ def _require_device(name: str, value: Tensor, world: World) -> None:
         raise TypeError(f"{name} is on {value.device}, and not on {world.device}")
 
 
-def _require_values(objective: Objective, values: object, size: int, world: World, *, is_stand_in: bool) -> None:
-    if not isinstance(values, Mapping):
-        raise TypeError(f"evaluate gives {describe(values)}, and not values by name")
+def _require_values(objective: Objective, values: Mapping[str, Value], size: int, world: World, *, is_stand_in: bool) -> None:
     totals = metric.ValueTotals()
     totals.add(values, size=size, counts=True)
     for name, value in values.items():
@@ -142,6 +144,8 @@ def _require_values(objective: Objective, values: object, size: int, world: Worl
         return
     try:
         metrics = objective.metrics(totals.means(lambda values: values))
+    except KeyError as error:
+        raise TypeError(f"metrics asks for {error}, and evaluate gives {', '.join(values)}") from error
     except Exception as error:  # one batch may be too small for a metric
         logger.info("the metrics could not be checked: %s: %s", type(error).__name__, error)
         return
@@ -210,47 +214,64 @@ def _refuse_labels(objective: Objective, forward: _ForwardShapes, trial: _Trial)
 
 
 def _refuse_dependent(components: EvaluationComponents, trial: _Trial, world: World) -> None:
-    """Refuse an objective whose loss (in training) or values (in evaluation) of a batch are not those of its halves, added up."""
+    """Refuse an objective whose loss (in training) or values (in evaluation) of a batch are not those of its halves, added up.
+
+    In training the gradient of one weight must be, too: losses of a fresh model are all alike, whatever they are divided by.
+    """
     objective = components.objective
     if trial.micro_batch.is_stand_in or isinstance(objective, BatchLoss):
         return
     model = components.model.eval()  # no dropout
     is_half = components.amp.dtype is not None or any(parameter.dtype in HALF for parameter in model.parameters())
     tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
-    sums: list[dict[str, float]] = []
+    weight = _last_matrix(model) if trial.trains and not components.forward_is_collective else None
+    sums: list[dict[str, Tensor]] = []
     try:
         with batch_on(world.device, trial.micro_batch) as whole:
             tried = _whole_and_halves(trial, whole)
         for micro_batch in tried:
-            with batch_on(world.device, micro_batch) as batch, torch.no_grad(), components.amp.autocast(world.device):
-                sums.append(_sums(objective, model, batch, trains=trial.trains))
+            with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
+                sums.append(_loss_sums(objective, model, batch, weight) if trial.trains else _value_sums(objective, model, batch))
     except ValueShapeError as error:  # a number of the batch's samples by chance
         raise ConfigError(key="objective", happened=f"{type(objective).__name__}: {error}", expected="one value for each sample") from error
     except Exception as error:
         logger.info("could not check whether loss and values are those of samples: %s: %s", type(error).__name__, error)
         return
     for name in sums[0]:
-        whole_sum, again, first, second = (of_batch.get(name, math.nan) for of_batch in sums)
-        size = abs(first) + abs(second)
-        if not math.isfinite(whole_sum + first + second) or not size or abs(whole_sum - again) > _MAX_NOISE * size:
+        whole_sum, again, first, second = (of_batch[name].double() for of_batch in sums)
+        if name == _UNITS_OF_SHAPE and first != second:
+            raise _dependence_error(objective, "denominator, an int,", is_sum=False)
+        size, noise = float(first.norm() + second.norm()), float((whole_sum - again).norm())
+        if not math.isfinite(size + noise) or not size or noise > _MAX_NOISE * size:
             continue  # a random number says nothing
-        is_sum = 1.6 < whole_sum / (first + second) < 2.5 if first + second else False
-        noise = abs(whole_sum - again)
-        if is_sum or (abs(whole_sum - first - second) > tolerance * size and noise <= tolerance * size):
+        is_sum = whole_sum.ndim == 0 and bool(first + second) and 1.6 < whole_sum / (first + second) < 2.5
+        allowed = size * tolerance * (_MORE_FOR_GRADIENTS if name == _GRADIENT else 1)
+        if is_sum or (float((whole_sum - first - second).norm()) > allowed and noise <= allowed):
             raise _dependence_error(objective, name, is_sum=is_sum)
 
 
-def _sums(objective: Objective, model: nn.Module, batch: Batch, *, trains: bool) -> dict[str, float]:
-    """Return the numerators and denominators of the loss or of the values of a batch."""
-    if trains:
+def _last_matrix(model: nn.Module) -> nn.Parameter | None:
+    """Return the last weight of a model that is more than a row: its gradient needs little of a backward, and tells samples apart."""
+    return next((parameter for parameter in reversed([*model.parameters()]) if parameter.requires_grad and parameter.ndim > 1), None)
+
+
+def _loss_sums(objective: Objective, model: nn.Module, batch: Batch, weight: nn.Parameter | None) -> dict[str, Tensor]:
+    """Return the loss of a batch, its units, and the gradient of a weight."""
+    with torch.enable_grad():
         loss = whole_loss(objective, model, batch)
-        return {"loss": float(loss.total), "units of the loss": float(loss.num_units)}
-    sums = {}
-    size = batch_size(batch)
+        gradients = torch.autograd.grad(loss.total, [weight], allow_unused=True) if weight is not None else [None]
+    units = _UNITS_OF_SHAPE if isinstance(loss.num_units, int) else "units of the loss"
+    sums = {"loss": loss.total.detach(), units: torch.as_tensor(loss.num_units)}
+    return sums if gradients[0] is None else sums | {_GRADIENT: gradients[0]}
+
+
+@torch.no_grad()
+def _value_sums(objective: Objective, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Return the numerators and denominators of the values of a batch."""
+    sums, size = {}, batch_size(batch)
     for name, value in evaluated(objective, model, batch).values.items():
-        numerator, denominator = value_sums(name, value, size)
-        sums[name] = float(numerator.double().sum())
-        sums[f"units of {name}"] = float(denominator.double().sum()) if isinstance(denominator, Tensor) else float(denominator)
+        sums[name], units = value_sums(name, value, size)
+        sums[f"units of {name}"] = torch.as_tensor(units)
     return sums
 
 
@@ -302,6 +323,7 @@ class _ForwardShapes:
     takes: str = ""
     gives: str = ""
     scores: list[torch.Size] = field(default_factory=list)  # the shapes of outputs that could be scores of classes
+    is_finite: bool = False
 
     def __str__(self) -> str:
         return (f"takes {self.takes}" if self.takes else "was not called yet") + (f", gives {self.gives}" if self.gives else "")
@@ -319,6 +341,7 @@ def _recording(model: nn.Module, forward: _ForwardShapes, then: Callable[[], Non
         if not forward.gives:
             forward.gives = describe(output)
             forward.scores = [tensor.shape for tensor in tensors_of(output) if tensor.is_floating_point() and tensor.ndim > 1]
+            forward.is_finite = all(bool(tensor.isfinite().all()) for tensor in tensors_of(output))
             then()
 
     with model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after):
