@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,15 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Batch
+from ddp_train.interfaces import Batch, Evaluated
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.supervised import LossObjective
-from ddp_train.training.build.make import as_objective
 from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.turns import Turns, make_turns
@@ -177,30 +174,18 @@ def test_samples_that_the_objective_does_not_understand_are_shown_with_the_way_o
     assert "fix: loader.fields=[image,mask,label]" in said
 
 
-class Score(Classification):
+class Wrong(Classification):
     """An objective that goes wrong in evaluation alone."""
 
-    def __init__(self, totals: Any) -> None:
-        super().__init__()
-        self.totals = totals
-
-    def score(self, model: nn.Module, batch: Batch) -> Any:
-        return super().score(model, batch) | self.totals
+    def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
+        measured = super().evaluate(model, batch)
+        return measured._replace(values={**measured.values, "loss": torch.zeros(3, 2)})
 
 
-@pytest.mark.parametrize(
-    ("totals", "expected"),
-    [
-        ({"loss": 1.0}, "score's 'loss' is a float, and neither one number nor a row of them"),
-        ({"correct": torch.zeros(3, 2)}, "score's 'correct' is float32 [3, 2]"),
-        ({"samples": torch.zeros((), device="meta")}, "score's 'samples' is on meta, and not on cpu"),
-    ],
-)
-def test_a_fault_of_the_evaluation_is_found_before_the_first_step(totals: Mapping[str, Any], expected: str) -> None:
+def test_a_fault_of_the_evaluation_is_found_before_the_first_step() -> None:
     parts = components()
-    parts = replace(parts, objective=Score(totals))
-    said = refusal(parts)
-    assert expected in said and "the first evaluation batch fails" in said
+    said = refusal(replace(parts, objective=Wrong()))
+    assert "the first evaluation batch fails" in said and "evaluate gives float32 [3, 2] as 'loss' for 101 samples" in said
 
 
 def test_evaluation_data_that_cannot_be_read_is_found_before_the_first_step() -> None:
@@ -244,53 +229,12 @@ class OwnClassifier(LossObjective):
         self.labels_are_classes = says_so
 
 
-class Mine(Classification):
-    """An objective with a loss of its own."""
-
-    def __init__(self, loss: Any) -> None:
-        super().__init__()
-        self.mine = loss
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, labels = batch
-        loss: Tensor = self.mine(model(inputs), labels)
-        return loss
-
-
-@pytest.mark.parametrize("micro_batch_size", [1, 7, 32])
-def test_a_loss_that_is_a_mean_is_refused(micro_batch_size: int) -> None:
-    model = Moody() if micro_batch_size > 1 else Outputs()
-    parts = with_model(model, f"loader.micro_batch_size={micro_batch_size}")
-    parts = replace(parts, objective=Mine(F.cross_entropy))
-    assert "objective: Mine.loss gives a mean" in refusal(parts)
-
-
-def test_a_wrapped_loss_that_is_a_sum_is_refused() -> None:
-    parts = components()
+@pytest.mark.parametrize("micro_batch_size", [7, 32])
+def test_a_sum_is_refused_before_the_first_step(micro_batch_size: int) -> None:
+    parts = with_model(Moody(), f"loader.micro_batch_size={micro_batch_size}")
     parts = replace(parts, objective=LossObjective(nn.CrossEntropyLoss(reduction="sum")))
-    assert "CrossEntropyLoss gives the sum over the batch" in refusal(parts)
-
-
-def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compare every sample with every other: neither a sum nor a mean over samples alone."""
-    return F.cross_entropy(logits @ logits.T, torch.arange(len(logits)), reduction="sum")
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        Classification(label_smoothing=0.1),
-        LossObjective(nn.CrossEntropyLoss(weight=torch.arange(10.0))),
-        as_objective(F.cross_entropy),
-        Mine(contrastive),
-        Mine(lambda logits, labels: F.cross_entropy(logits, labels, reduction="sum") * torch.rand(())),  # at random: it tells nothing
-        Mine(lambda logits, labels: logits.sum() * 0.0),
-    ],
-)
-def test_sums_and_what_is_neither_are_trained_on(objective: Any) -> None:
-    parts = components("loader.micro_batch_size=7", "trainer.max_steps=1", "data.eval=null")
-    parts = replace(parts, objective=objective)
-    assert len(run(parts)) == 1
+    said = refusal(parts)
+    assert "CrossEntropyLoss is the sum over the batch" in said and "fix: objective.reduction=mean" in said
 
 
 def test_masked_tokens_are_trained_on_also_where_a_batch_has_none_that_count() -> None:
@@ -301,49 +245,6 @@ def test_masked_tokens_are_trained_on_also_where_a_batch_has_none_that_count() -
 def test_no_tensor_of_the_check_is_kept() -> None:
     parts, alive = components(), list[Any]()
     parts.model.register_forward_hook(lambda module, inputs, output: alive.append(weakref.ref(output)))
-    try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), 0, with_predictions=False)
-    assert len(alive) == 2 + 3 + 3  # one batch of each split, and what is tried of each for sums
-    assert [reference() for reference in alive] == [None] * 8
-
-
-class Averaging(Classification):
-    """Its scores are means."""
-
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        sums = super().score(model, batch)
-        return sums | {"loss": sums["loss"] / sums["samples"]}
-
-
-class PerClass(Classification):
-    """Its scores are a row for each class: their accuracies."""
-
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        right = nn.functional.one_hot(batch[1], 10).float() * (model(batch[0]) > -9)
-        return super().score(model, batch) | {"per_class": right.mean(0)}
-
-
-class OfEvery(Classification):
-    """Its score compares all samples of a batch with each other, or draws: neither a sum nor a mean."""
-
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        logits = model(batch[0])
-        return super().score(model, batch) | {"pairs": (logits @ logits.T).square().sum(), "drawn": torch.rand(())}
-
-
-@pytest.mark.parametrize("words", [[], ["evaluation.batch_size=1"]])
-def test_a_score_that_is_a_mean_is_refused(words: list[str]) -> None:
-    def said_of(objective: Classification) -> str:
-        parts = components(*words)
-        parts = replace(parts, objective=objective)
-        return refusal(parts)
-
-    said = said_of(Averaging())
-    assert "objective: Averaging.score gives 'loss' as a mean" in said
-    assert "fix: the sum of 'loss' over the samples, and their number under another name" in said
-    assert "PerClass.score gives 'per_class' as a mean" in said_of(PerClass())
-
-
-def test_scores_that_are_neither_are_added_up() -> None:
-    parts = components()
-    parts = replace(parts, objective=OfEvery())
-    try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), 0, with_predictions=False)
+    try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), 0)
+    assert len(alive) == 2 * (1 + 3 * 4)  # one batch of each split, and some samples of it, twice, and their halves
+    assert [reference() for reference in alive] == [None] * len(alive)
