@@ -206,3 +206,13 @@ def test_tokens_that_count_are_trained_on_as_a_ratio() -> None:
 def test_half_precision_is_given_more_room() -> None:
     tried(Classification(), components("amp=bf16"))
     assert "is the sum" in refusal(Of(WRONG_LOSSES["a sum for a mean"][0]), components("amp=bf16"))
+
+
+def test_a_loss_with_noise_of_each_sample_is_trained_on_whatever_is_drawn() -> None:
+    """Two equal calls may draw nearly the same by chance, and the halves something else."""
+    parts = components("loader.micro_batch_size=8")
+    parts = replace(parts, objective=Of(lambda logits, labels: F.cross_entropy(logits + 0.3 * torch.randn_like(logits), labels)))
+    first = next(parts.train_loader.micro_batches(0))
+    for seed in range(20):
+        torch.manual_seed(seed)
+        try_first_batches(parts, first, alone(), 0)
