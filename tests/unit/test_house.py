@@ -29,7 +29,6 @@ SHOWN_BY = {
     "config/command/saved_overrides.py": "tests/unit/cli/test_saved_run.py, tests/unit/cli/test_evaluate.py",
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare.py",
     "interfaces/data.py": "a seam: tests/unit/test_traits.py, tests/unit/loader/test_dataset_adapter.py",
-    "interfaces/objective.py": "protocols: tests/unit/training/test_loss_module.py, tests/unit/training/loop/test_other_steps.py",
     "interfaces/run.py": "protocols: tests/unit/training/loop/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
     "launch/fork_requests.py": "tests/unit/launch/test_local.py, tests/unit/rank/test_forked.py, tests/unit/cli/test_check_process.py",
