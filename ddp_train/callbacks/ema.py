@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ddp_train.interfaces import Callback, Run
-from ddp_train.interfaces.parameters import plain_name
 from ddp_train.interfaces.strategy import local_rows, shard_like
 
 
@@ -65,13 +64,12 @@ class EMA(Callback):
 
 def _averaged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a model, and the running averages of its batch norms, by name. Other buffers are no averages."""
-    for name, parameter in model.named_parameters():
-        yield plain_name(name), parameter
+    yield from model.named_parameters()
     for prefix, module in model.named_modules():
         if isinstance(module, _NormBase):
             for name, buffer in module.named_buffers(prefix, recurse=False):
                 if buffer.is_floating_point():
-                    yield plain_name(name), buffer
+                    yield name, buffer
 
 
 def _wide(tensor: Tensor) -> Tensor:

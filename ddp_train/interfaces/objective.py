@@ -189,9 +189,7 @@ def loss_sum(objective: Objective, model: nn.Module, batch: Batch, turn: str | N
         return LossSum((loss.float() if loss.dtype in HALF else loss) * size, size)
     if isinstance(loss, Tensor) and loss.shape == (size,):
         return LossSum(_added(loss), size)
-    raise ValueShapeError(
-        f"loss gives {describe(loss)} for {size} samples, and not one value for each, [{size}], their mean, [], or a Ratio"
-    )
+    raise ValueShapeError(f"loss gives {describe(loss)} for {_expected(size)}")
 
 
 def whole_loss(objective: Objective, model: nn.Module, batch: Batch) -> LossSum:
@@ -226,11 +224,11 @@ def value_sums(name: str, value: Value, size: int) -> tuple[Tensor, Tensor | int
         return value.double() * size, size
     if isinstance(value, Tensor) and value.shape == (size,):
         return _exact(value, None), size
-    raise ValueShapeError(f"evaluate gives {describe(value)} as {name!r} for {size} samples, and not {_forms(size, has_ratio=True)}")
+    raise ValueShapeError(f"evaluate gives {describe(value)} as {name!r} for {_expected(size)}")
 
 
-def _forms(size: int, *, has_ratio: bool) -> str:
-    return f"one value for each, [{size}], {'their mean, [], or a Ratio' if has_ratio else 'or their mean, []'}"
+def _expected(size: int) -> str:
+    return f"{size} samples, and not one value for each, [{size}], their mean, [], or a Ratio"
 
 
 def _exact(values: Tensor, dim: int | None) -> Tensor:

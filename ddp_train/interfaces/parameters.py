@@ -9,21 +9,14 @@ from torch import nn
 from ddp_train.errors import ConfigError, join_few
 from ddp_train.interfaces.objective import LossModule
 
-_COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
-
 
 def named_parameters(trained_module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of what is trained, tied ones once, by the names that a user knows.
 
-    These are the model's own, without what `LossModule` and torch.compile put before them; an objective's begin with `objective.`.
+    These are the model's own, without what `LossModule` puts before them; an objective's begin with `objective.`.
     """
     prefix = "model." if isinstance(trained_module, LossModule) else ""
-    return {plain_name(name).removeprefix(prefix): parameter for name, parameter in trained_module.named_parameters()}
-
-
-def plain_name(name: str) -> str:
-    """Return a parameter's name without what torch.compile puts before a module that it has wrapped."""
-    return name.replace(_COMPILED, "")
+    return {name.removeprefix(prefix): parameter for name, parameter in trained_module.named_parameters()}
 
 
 def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> set[str]:

@@ -3,9 +3,7 @@
 Shapes: B samples, K labels. The batch's forms are those of supervised.py.
 """
 
-import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,7 +20,7 @@ class Multilabel(Supervised):
         aux_weight: of the model's auxiliary outputs (supervised.py).
     """
 
-    goals: Mapping[str, Goal] = {"f1": "max", "f1_macro": "max", "exact": "max", "loss": "min"}
+    goals: Mapping[str, Goal] = {"f1": "max", "exact": "max", "loss": "min"}
 
     def __init__(self, *, positive_weight: float = 1.0, aux_weight: float | None = None) -> None:
         super().__init__(aux_weight=aux_weight)
@@ -36,25 +34,19 @@ class Multilabel(Supervised):
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Evaluated:
         """Return `loss` (unweighted) and `exact` (every answer right) of each sample; `precision`, `recall`, `f1` of all answers together,
-        of a yes at probability 0.5; and `f1_macro`, still for each label.
+        of a yes at probability 0.5.
         """
         logits_BK, answers_BK = self._as_columns(outputs, targets)
         says_BK, is_BK = logits_BK > 0, answers_BK > 0.5
-        hits_BK, yeses_BK = says_BK & is_BK, says_BK.long() + is_BK
+        hits_BK = says_BK & is_BK
         values: dict[str, Value] = {
             "exact": (says_BK == is_BK).all(dim=1),
-            "f1": Ratio(2 * hits_BK, yeses_BK),
-            "f1_macro": Ratio(2 * hits_BK, yeses_BK, by_column=True),
+            "f1": Ratio(2 * hits_BK, says_BK.long() + is_BK),
             "precision": Ratio(hits_BK, says_BK),
             "recall": Ratio(hits_BK, is_BK),
             "loss": F.binary_cross_entropy_with_logits(logits_BK, answers_BK, reduction="none").mean(dim=1),
         }
         return Evaluated(values, compared=(logits_BK.sigmoid(), answers_BK.long()))
-
-    def metrics(self, means: Mapping[str, Any]) -> dict[str, float]:
-        """Return the means; `f1_macro` is the mean over the labels, 0 for a label without a yes."""
-        of_labels = [0.0 if math.isnan(f1) else f1 for f1 in means["f1_macro"]]
-        return {**means, "f1_macro": sum(of_labels) / len(of_labels)}
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return `prediction`, 0 or 1, int64, and `probability` of a yes, float32; shaped as the outputs."""
@@ -75,12 +67,9 @@ class Binary(Multilabel):
     def measure(self, outputs: Tensor, targets: Tensor) -> Evaluated:
         """Return `accuracy` and `loss` of each sample; `precision`, `recall` and `f1` of a yes at probability 0.5."""
         values, rows, compared = super().measure(outputs, targets)
-        named = {("accuracy" if name == "exact" else name): value for name, value in values.items() if name != "f1_macro"}
+        named = {("accuracy" if name == "exact" else name): value for name, value in values.items()}
         assert compared is not None
         return Evaluated(named, rows, (compared[0][:, 0], compared[1][:, 0]))
-
-    def metrics(self, means: Mapping[str, Any]) -> dict[str, float]:
-        return dict(means)
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         return super().predictions(outputs.flatten())

@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Evaluated, Goal, Objective, Value
-from ddp_train.interfaces.parameters import plain_name
 from ddp_train.objective.supervised import IGNORE_NOTHING, at_least_float32, per_target, unwrap, weighed, with_aux
 
 _HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")  # usual ones of the layer that returns the logits
@@ -57,6 +56,7 @@ class LanguageModeling(Objective):
     ) -> None:
         self.chunk_tokens, self.head, self.aux_weight = chunk_tokens, head, aux_weight
         self.ignore_index, self.bytes_per_token = ignore_index, bytes_per_token
+        self._ignored = IGNORE_NOTHING if ignore_index is None else ignore_index
         self._chunked: ChunkedHead | None = None
         if bytes_per_token is not None:
             self.goals = {**self.goals, "bits_per_byte": "min"}
@@ -68,13 +68,8 @@ class LanguageModeling(Objective):
 
     def loss(self, model: nn.Module, batch: Batch) -> Value:
         """Return the cross entropy in nats over the targets that count."""
-        targets_BT = batch[1]
-        if self._chunked is not None:
-            losses, auxiliary = self._chunked.losses(lambda: unwrap(model(batch[0])), targets_BT)
-        else:
-            outputs, auxiliary = unwrap(model(batch[0]))
-            losses = self._cross_entropy(at_least_float32(outputs), targets_BT, reduction="sum")
-        loss: Value = per_target(losses, targets_BT, self.ignore_index)
+        losses_BT, auxiliary, _ = self._losses(model, batch)
+        loss: Value = per_target(losses_BT, batch[1], self.ignore_index)
         for aux, weight in weighed(auxiliary, self.aux_weight):
             loss = with_aux(loss, aux.float(), weight)
         return loss
@@ -84,14 +79,9 @@ class LanguageModeling(Objective):
         number, int64 [B]); and the logits, [B, T, V], with the next tokens: too large to be gathered, fine to be summed. A chunked head
         gives no logits to compare.
         """
-        tokens_BT, targets_BT = batch
-        compared = None
-        if self._chunked is not None:
-            losses_BT = self._chunked.losses(lambda: unwrap(model(tokens_BT)), targets_BT)[0].view_as(targets_BT)
-        else:
-            logits_BTV = at_least_float32(unwrap(model(tokens_BT))[0])
-            losses_BT = self._cross_entropy(logits_BTV, targets_BT, reduction="none").view_as(targets_BT)
-            compared = logits_BTV, targets_BT
+        losses_BT, _, logits_BTV = self._losses(model, batch)
+        targets_BT = batch[1]
+        compared = None if logits_BTV is None else (logits_BTV, targets_BT)
         rows = {"loss": losses_BT.sum(dim=1, dtype=torch.float64).float(), "tokens": (targets_BT != self._ignored).sum(dim=1)}
         return Evaluated({"loss": per_target(losses_BT, targets_BT, self.ignore_index)}, rows, compared)
 
@@ -103,12 +93,16 @@ class LanguageModeling(Objective):
             metrics["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return metrics
 
-    @property
-    def _ignored(self) -> int:
-        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
-
-    def _cross_entropy(self, logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str) -> Tensor:
-        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction, ignore_index=self._ignored)
+    def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """Return the loss of each token, [B, T]; the model's auxiliary losses; its logits, which a chunked head does not give."""
+        tokens_BT, targets_BT = batch
+        if self._chunked is not None:
+            losses_N, auxiliary = self._chunked.losses(lambda: unwrap(model(tokens_BT)), targets_BT)
+            return losses_N.view_as(targets_BT), auxiliary, None
+        outputs, auxiliary = unwrap(model(tokens_BT))
+        logits_BTV = at_least_float32(outputs)
+        losses_N = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none", ignore_index=self._ignored)
+        return losses_N.view_as(targets_BT), auxiliary, logits_BTV
 
 
 def perplexity(loss: float) -> float:
@@ -185,7 +179,7 @@ class ChunkedHead:
 
 def find_head(model: nn.Module, name: str) -> tuple[str, nn.Module]:
     """Return the module that returns a model's logits, and its name; auto: from `get_output_embeddings`, or by the usual names."""
-    modules = {plain_name(f"{path}.").rstrip("."): module for path, module in model.named_modules()}
+    modules = dict(model.named_modules())
     if name != "auto":
         if name in modules and name:
             return name, modules[name]

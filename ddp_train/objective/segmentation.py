@@ -30,6 +30,7 @@ class Segmentation(Supervised):
     def __init__(self, *, ignore_index: int | None = None, aux_weight: float | None = None) -> None:
         super().__init__(aux_weight=aux_weight)
         self.ignore_index = ignore_index
+        self._ignored = IGNORE_NOTHING if ignore_index is None else ignore_index
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Ratio:
         """Return the cross entropy in nats over the pixels that count."""
@@ -61,10 +62,6 @@ class Segmentation(Supervised):
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return `prediction`, the likeliest class of each pixel at the size of the model's output, int64 [B, h, w]."""
         return {"prediction": outputs.argmax(dim=1)}
-
-    @property
-    def _ignored(self) -> int:
-        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
 
 
 def _resized(logits: Tensor, targets: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import LossModule
-from ddp_train.interfaces.parameters import matching, named_parameters, plain_name
+from ddp_train.interfaces.parameters import matching, named_parameters
 from ddp_train.traits import OptimizerConstants, constants_of
 
 REST = "rest"  # the group of all other parameters
@@ -155,7 +155,7 @@ def _stacks(module: nn.Module, prefix: str) -> Iterator[str]:
         yield prefix
         return
     for name, child in children:
-        yield from _stacks(child, plain_name(f"{prefix}{name}."))
+        yield from _stacks(child, f"{prefix}{name}.")
 
 
 def saved_class(optimizer: Optimizer) -> str:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces.parameters import plain_name
 from ddp_train.interfaces.strategy import ExchangeClock, MemoryKey, RankMemory, Strategy, memory_key
 from ddp_train.strategy.means import copy_tensors_from_main, means, wide
 from ddp_train.traits import refuse_modes
@@ -64,7 +63,7 @@ class LocalSGD(Strategy):
         last, velocity = state.get("last", {}), state.get("velocity", {})
         self._last = {name: _own_copy(last.get(name, wide(held)), held) for name, held in _averageable(trained_module).items()}
         if self._momentum:
-            now = {name: self._last[name] for name in (plain_name(name) for name, _ in trained_module.named_parameters())}
+            now = {name: self._last[name] for name, _ in trained_module.named_parameters()}
             self._velocity = {name: _own_copy(velocity.get(name, torch.zeros_like(value)), value) for name, value in now.items()}
 
     def after_step(self, step: int) -> None:
@@ -114,7 +113,7 @@ class LocalSGD(Strategy):
     @torch.no_grad()
     def _synchronise(self) -> None:
         held = _averageable(self._trained_module)
-        stepped = {plain_name(name) for name, parameter in self._trained_module.named_parameters() if parameter.requires_grad}
+        stepped = {name for name, parameter in self._trained_module.named_parameters() if parameter.requires_grad}
         for name, displacement in means(held, self._last):
             if name in stepped and self._is_outer:  # what is frozen has no displacement, and shall have no momentum
                 if self._momentum:  # minus `displacement` is the gradient
@@ -127,7 +126,7 @@ class LocalSGD(Strategy):
 def _averageable(trained_module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that have a mean, by name, sharing their memory: parameters, and buffers of fractions."""
     every = chain(trained_module.named_parameters(), trained_module.named_buffers())
-    real = {plain_name(name): torch.view_as_real(each.detach()) if each.is_complex() else each.detach() for name, each in every}
+    real = {name: torch.view_as_real(each.detach()) if each.is_complex() else each.detach() for name, each in every}
     return {name: each for name, each in real.items() if each.is_floating_point()}
 
 

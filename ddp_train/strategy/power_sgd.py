@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from ddp_train.interfaces import RankMemory
-from ddp_train.interfaces.parameters import plain_name
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.means import means, wide
 
@@ -52,7 +51,7 @@ class PowerSGD(DDP):
     def reduce_gradients(self, trained_module: nn.Module, step: int) -> None:
         if self._size == 1:
             return
-        named = ((plain_name(name), parameter.grad) for name, parameter in trained_module.named_parameters())
+        named = ((name, parameter.grad) for name, parameter in trained_module.named_parameters())
         gradients = {name: gradient for name, gradient in named if gradient is not None}
         thin = {name: gradient for name, gradient in gradients.items() if step >= self._from_step and self._is_compressed(gradient)}
         matrices = {name: wide(gradient.flatten(1)) + self._last_residual(name, gradient) for name, gradient in thin.items()}

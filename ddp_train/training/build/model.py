@@ -17,7 +17,6 @@ from ddp_train.config.schema import PrecisionConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import LossModule, Objective, Strategy
-from ddp_train.interfaces.parameters import plain_name
 from ddp_train.training.build.make import make_objective
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state
@@ -52,7 +51,6 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, 
             happened = f"{name or 'the model'} is an {type(module).__name__} with sparse=True"
             expected = "dense gradients: sparse ones cannot be summed over ranks, clipped or measured"
             raise ConfigError(key="model", happened=happened, expected=expected, fix="sparse=False")
-    use_plain_names(model)
     if config.precision.channels_last:  # weights, too: a convolution's output lies as its weights do
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
@@ -121,44 +119,6 @@ def shared_dtype(world: World) -> str | None:
     """Return the type that `amp.dtype=auto` stands for on all ranks: half precision where each device has it. Collective."""
     dtypes = set(world.gather(best_dtype(world.device)))
     return dtypes.pop() if len(dtypes) == 1 else None
-
-
-def use_plain_names(model: nn.Module) -> None:
-    """Let a model that its own code has compiled, whole or in parts, have the names in its state that it has without."""
-    if all(name == plain_name(name) for name in _names(model)):
-        return
-    model.register_state_dict_post_hook(_to_plain)
-    model.register_load_state_dict_pre_hook(_from_plain)
-
-
-def _names(model: nn.Module) -> list[str]:
-    parts = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    return [name for part in parts for name, _ in part]
-
-
-def _to_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
-    """Rename what a module has put into a state, which begins with `prefix`."""
-    renamed = {prefix + plain_name(name.removeprefix(prefix)) if name.startswith(prefix) else name: value for name, value in state.items()}
-    state.clear()
-    state.update(renamed)
-    versions: dict[str, Any] = getattr(state, "_metadata", {})
-    for name in list(versions):
-        versions[_plain_path(name)] = versions.pop(name)
-
-
-def _from_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
-    for name in _names(module):
-        if name != plain_name(name) and prefix + plain_name(name) in state:
-            state[prefix + name] = state.pop(prefix + plain_name(name))
-    versions: dict[str, Any] = getattr(state, "_metadata", {})
-    for name, _module in module.named_modules():
-        path = f"{prefix}{name}".rstrip(".")
-        if path != _plain_path(path) and _plain_path(path) in versions:
-            versions[path] = versions[_plain_path(path)]
-
-
-def _plain_path(name: str) -> str:
-    return plain_name(f"{name}.").rstrip(".")
 
 
 def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces.batch import describe
-from ddp_train.interfaces.parameters import plain_name
 from ddp_train.interfaces.run import callback_errors
 from ddp_train.interfaces.strategy import MemoryKey, is_sharded, local_rows, shard_like
 from ddp_train.training.parts.components import Components, EvaluationComponents
@@ -83,13 +82,13 @@ def averages(components: EvaluationComponents) -> Mapping[str, Tensor]:
     for key, weight in weights.items():
         if key not in tensors or not isinstance(weight, Tensor) or weight.shape != tensors[key].shape:
             happened = f"its evaluation_weights() gives {key}: {describe(weight)}, which is {describe(tensors.get(key))} in the model"
-            expected = "tensors with the names and shapes of the model's parameters and buffers (of a compiled one without `_orig_mod.`)"
+            expected = "tensors with the names and shapes of the model's parameters and buffers"
             raise ConfigError(key=f"callbacks.{name}", happened=happened, expected=expected)
     return weights
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {plain_name(name): tensor for name, tensor in chain(model.named_parameters(), model.named_buffers())}
+    return dict(chain(model.named_parameters(), model.named_buffers()))
 
 
 @contextmanager

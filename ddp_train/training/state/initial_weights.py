@@ -16,7 +16,6 @@ from ddp_train.checkpoint.read import damage_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError, join_few
 from ddp_train.interfaces.batch import describe
-from ddp_train.interfaces.parameters import plain_name
 from ddp_train.interfaces.strategy import is_sharded, local_rows, shard_like
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.state.weights import read_weights
@@ -95,7 +94,7 @@ def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: s
     renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         prefix = next((prefix for prefix in longest_first if name.startswith(prefix)), "")
-        new = plain_name(renames.get(prefix, "") + name.removeprefix(prefix))
+        new = (renames.get(prefix, "") + name.removeprefix(prefix)).replace("_orig_mod.", "")  # of a module that torch.compile has wrapped
         if new in renamed:
             raise UserError(key="init_from_keys", happened=f"two tensors of {source} would be called {new}", expected="different names")
         renamed[new] = tensor

@@ -21,7 +21,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import RunError, UserError
 from ddp_train.interfaces import Callback, SupportsState
 from ddp_train.interfaces.batch import map_tensors, tensors_of
-from ddp_train.interfaces.parameters import named_parameters, plain_name
+from ddp_train.interfaces.parameters import named_parameters
 from ddp_train.interfaces.run import callback_errors
 from ddp_train.interfaces.strategy import MemoryKey, is_sharded, memory_key
 from ddp_train.optimizer.groups import compare_optimizer, load_optimizer, parameter_names, saved_class
@@ -220,7 +220,7 @@ def _sharded_like(components: Components, plain: Mapping[str, Any], leaves: Mapp
     layouts, weights = {}, dict(sharded_weights(components.modules))
     parameters, names = named_parameters(components.trained_module), plain.get("optimizer_parameters")
     numbered = {str(number): parameters.get(str(name)) for number, name in enumerate(names)} if isinstance(names, list) else {}
-    averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
+    averaged = dict(components.model.named_parameters())
     averaging = components.averaging
     for name, leaf in leaves.items():
         like: Tensor | None = None

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.interfaces import Run
-from ddp_train.interfaces.parameters import plain_name
 from ddp_train.interfaces.strategy import local_rows, shard_like
 
 
@@ -94,7 +93,7 @@ def _averaged(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a model, and the running averages of its batch norms, by name. Of other buffers an average says nothing."""
     norms = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
     averages = [each for prefix, norm in norms for each in norm.named_buffers(prefix, recurse=False) if each[1].is_floating_point()]
-    return {plain_name(name): tensor for name, tensor in (*model.named_parameters(), *averages)}
+    return dict((*model.named_parameters(), *averages))
 
 
 def _wide(tensor: Tensor) -> Tensor:

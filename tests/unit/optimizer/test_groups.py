@@ -166,11 +166,6 @@ def test_sequences_inside_a_layer_are_a_part_of_it() -> None:
     assert numbers(nn.Sequential(nn.ReLU(), block, nn.Linear(2, 2))) == {"1": 1, "2": 0}
 
 
-def test_names_of_compiled_layers_are_plain() -> None:
-    wrapped = nn.ModuleDict({"_orig_mod": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
-    assert numbers(nn.ModuleDict({"body": wrapped})) == {"body.0": 1, "body.1": 0}
-
-
 def test_a_norm_goes_with_the_layer_before_it() -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.BatchNorm2d(1), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2))
     assert numbers(model) == {"0": 1, "1": 1, "4": 0}

@@ -13,9 +13,8 @@ from torch import nn
 
 from ddp_train import amp
 from ddp_train.distributed.world import World, alone
-from ddp_train.interfaces import LossModule
 from ddp_train.training.build.build import build
-from ddp_train.training.build.model import make_without_values, shared_dtype, use_plain_names
+from ddp_train.training.build.model import make_without_values, shared_dtype
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.initial_weights import load_initial_weights
 from ddp_train.training.state.saved_state import start_from
@@ -135,50 +134,6 @@ def test_auto_is_the_default_and_its_answer_is_recorded_with_the_others(monkeypa
     text = config.yaml({"amp.dtype": parts.answers["amp.dtype"]})
     assert "dtype: bfloat16" in text and "- amp.dtype" in text
     assert build(checked("amp=off"), alone()).amp.dtype is None  # type: ignore[attr-defined]
-
-
-class Wrapped(nn.Module):
-    """Has the names that torch.compile gives to a module that it wraps, without its minutes."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = module
-
-
-def parts() -> nn.Module:
-    """Return a model of which one layer is wrapped, in which there is a buffer."""
-    torch.manual_seed(0)
-    return nn.ModuleDict({"stem": nn.Linear(2, 2), "body": Wrapped(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))})
-
-
-PLAIN = [
-    *("stem.weight", "stem.bias", "body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"),
-    *("body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"),
-]
-
-
-@pytest.mark.parametrize("make", [parts, lambda: Wrapped(parts())])
-def test_a_model_that_compiles_itself_has_plain_names_in_its_state(make: Any) -> None:
-    model, other = make(), make()
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.add_(1)
-    for each in (model, other):
-        use_plain_names(each)
-    state = model.state_dict()
-    assert list(state) == PLAIN
-    assert state._metadata["body.1"] == {"version": 2}
-    assert other.load_state_dict(state) == ([], [])
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.state_dict().values(), state.values(), strict=True))
-    loss_module = LossModule(other, nn.Linear(1, 1))  # type: ignore[arg-type]
-    assert list(loss_module.state_dict())[: len(PLAIN)] == [f"model.{name}" for name in PLAIN]
-    loss_module.load_state_dict(loss_module.state_dict())
-
-
-def test_a_model_without_such_names_is_left_alone() -> None:
-    model = nn.Linear(1, 1)
-    use_plain_names(model)
-    assert not model._state_dict_hooks
 
 
 def test_weights_that_were_saved_compiled_are_taken(tmp_path: Path) -> None:
