@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ddp_train.cli import saved_run
 from ddp_train.cli.saved_run import frozen_job, refuse_without_effect
 from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.launch.job import Job
@@ -111,29 +109,6 @@ def test_predictions_that_are_asked_for_afterwards_are_saved_once(run: Path, cap
     assert len(np.load(run / "predictions/step_00000010/prediction.npy")) == 101
     assert capsys.readouterr().out.count("evaluated after step 10: accuracy ") == 1
     assert not (run / "metrics.jsonl").exists()  # which has that step's metrics already
-
-
-def test_what_a_run_with_checkpoints_does_not_read_need_not_be_here(
-    run: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began, here = tmp_path_factory.mktemp("began"), tmp_path_factory.mktemp("here")
-    (began / "weights.pt").touch()
-    (began / "pictures").mkdir()
-    write_json(run / "environment.json", {"working_directory": str(began)})
-    (run / "config.yaml").write_text(checked("init_from=weights.pt", "resume=pictures").yaml())
-    monkeypatch.chdir(here)
-    frozen_job(run, [])
-    (run / "config.yaml").write_text(checked("data=mnist", "data.root=pictures", base=[]).yaml())
-    with pytest.raises(ConfigError, match=f"fix: cd {began} && ddp-train resume {run}$"):
-        frozen_job(run, [])
-    with monkeypatch.context() as patch:
-        patch.setattr(saved_run, "is_torchrun_worker", lambda: True)
-        with pytest.raises(ConfigError, match=f"&& torchrun ... -m ddp_train resume {run}$"):
-            frozen_job(run, [])
-    shutil.rmtree(run / "checkpoints")
-    (run / "config.yaml").write_text(checked("init_from=weights.pt").yaml())
-    with pytest.raises(ConfigError, match="init_from: is weights"):
-        frozen_job(run, [])
 
 
 @pytest.mark.parametrize("text", ["", "hydra:\n  runtime: {", "hydra: {}"])
