@@ -30,7 +30,7 @@ _TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 2e-2  # share by which the two may differ
 _CALLS = 10  # times as much as the second call differs from the first may the others: a model that counts its calls
 _MAX_NOISE = 0.05  # a number that differs by a larger share between two equal calls says nothing
 _MORE_FOR_GRADIENTS = 3  # which are sums of numbers that cancel
-_GRADIENT, _UNITS_OF_SHAPE = "gradient", "units of the shape"
+_GRADIENT, _UNITS_PER_SAMPLE = "gradient", "units per sample"
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,10 @@ def _streams(device: torch.device) -> tuple[Any, ...]:
 def _compare(objective: Objective, name: str, sums: list[Tensor], tolerance: float) -> None:
     """Compare what some samples give with what they give once more, and with what their halves give."""
     whole, again, first, second = sums
-    if name == _UNITS_OF_SHAPE and not (whole == 2 * first == 2 * second):
-        happened = f"{type(objective).__name__}'s loss is a Ratio over an int, {int(whole)}, which is not as large for each sample"
+    if name == _UNITS_PER_SAMPLE:
+        if whole == first == second:
+            return
+        happened = f"{type(objective).__name__}'s loss is a Ratio over an int, which is not as large for each sample"
         raise ConfigError(key="objective", happened=happened, expected="a tensor as the denominator, whose sum is taken")
     size, noise = float(first.norm() + second.norm()), float((whole - again).norm())
     if not math.isfinite(size + noise) or not size or noise > _MAX_NOISE * size:
@@ -121,8 +123,9 @@ def _loss_sums(objective: Objective, model: nn.Module, batch: Batch, weight: nn.
     with torch.enable_grad():
         loss = whole_loss(objective, model, batch)
         gradients = torch.autograd.grad(loss.total, [weight], allow_unused=True) if weight is not None else [None]
-    units = _UNITS_OF_SHAPE if isinstance(loss.num_units, int) else "units of the loss"
-    sums = {"loss": loss.total.detach(), units: torch.as_tensor(loss.num_units)}
+    sums = {"loss": loss.total.detach(), "units of the loss": torch.as_tensor(loss.num_units)}
+    if isinstance(loss.num_units, int):
+        sums[_UNITS_PER_SAMPLE] = torch.as_tensor(loss.num_units / batch_size(batch))
     return sums if gradients[0] is None else sums | {_GRADIENT: gradients[0]}
 
 

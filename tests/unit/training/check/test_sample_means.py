@@ -102,7 +102,7 @@ WRONG_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
     ),
     "Dice over the batch": (dice, "is not the mean of its halves'"),
     "a mean over a number": (lambda logits, labels: Ratio(right(logits, labels), len(labels)), "is not the mean of its halves'"),
-    "a sum over one": (lambda logits, labels: Ratio(right(logits, labels) * len(labels), 1), "a Ratio over an int, 1,"),
+    "a sum over one": (lambda logits, labels: Ratio(right(logits, labels) * len(labels), 1), "a Ratio over an int, which is not as large"),
     "an int that depends on the content": (
         lambda logits, labels: Ratio(F.cross_entropy(logits, labels, reduction="none"), int((labels > 4).sum())),
         "which is not as large for each sample",
