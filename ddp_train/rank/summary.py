@@ -82,8 +82,6 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         size = f"its {order.epoch_size:,} samples are fewer than a global batch"
         lines.append(f"data     {size}: each step takes all of them, not {wanted:,}")
     lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.position)]
-    if gathered := [name for name, metric in components.evaluation_metrics.items() if metric.is_gathered]:
-        lines.append(f"metrics  rank 0 gathers the data of {', '.join(gathered)}, which grows with the evaluation set")
     if state.step:
         lines.append(f"resumed  after step {state.step}, {state.position:,} samples")
     return "\n".join(lines)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ddp_train.checkpoint.schedule import Retention
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
@@ -141,8 +140,7 @@ def _load(run: RankRun, components: Components, checkpoint: Path | None) -> None
         components.strategy.start_training(components.trained_module, {}, weights_are_equal=True)
         return
     rebuild_buckets(components, world)
-    restored = start_from(checkpoint, components, state, world, on_progress=run.phases.report_progress)
-    if not restored.has_random_streams:
+    if not start_from(checkpoint, components, state, world, on_progress=run.phases.report_progress):
         seed_all(config.seed + state.step, rank=world.rank)  # new ones, not those of step 0 again
     if state.early_end is not None and not state.early_end.holds(config.callbacks):
         state.early_end = None  # asked of a callback that is not there any more, or not as it was
@@ -200,7 +198,7 @@ def prepare_trainer(run: RankRun, components: Components, data_changes: list[str
     """
     keep = retention(run.job.config.checkpoint, components)
     if run.world.is_main:
-        _clear_for_attempt(run, components, keep)
+        _clear_for_attempt(run, components)
     records = Records(run.job.run_folder, run.world, partial(_writers, run, components) if run.world.is_main else list)
     if data_changes:
         records.log_event(run_event("data_changed", run.state.step, changes=data_changes), "")
@@ -226,12 +224,10 @@ def prepare_trainer(run: RankRun, components: Components, data_changes: list[str
     return build_trainer(run.job.config, components, run.state, run.world, services)
 
 
-def _clear_for_attempt(run: RankRun, components: Components, keep: Retention) -> None:
+def _clear_for_attempt(run: RankRun, components: Components) -> None:
     """Make sure that the disk has room, and remove what this attempt writes again (rank 0; the others wait at the next collective)."""
     run_folder = run.job.run_folder
-    size = estimate_checkpoint(components, num_ranks=run.world.size)
-    if warning := probe_room(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
-        print(warning, flush=True)
+    probe_room(run_folder.checkpoints, estimate_checkpoint(components, num_ranks=run.world.size))
     run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
     predictions.forget_after(run_folder.predictions, run.state.step)
 

@@ -90,7 +90,6 @@ def test_a_gan_is_the_same_on_any_number_of_processes(project: Project, ranks: i
     for world_size in (1, ranks):
         done = project.run(*command, f"cluster.processes_per_node={world_size}", f"hydra.run.dir=outputs/{world_size}", timeout=300)
         assert done.returncode == 0, done.output
-        assert "rank 0 gathers the data of median" in done.stdout
     for mine, theirs in zip(metrics(project.folder / "outputs/1"), metrics(project.folder / f"outputs/{ranks}"), strict=True):
         names = ("gap", "median") if mine["split"] == "eval" else ("loss", "grad_norm", *(f"loss_{turn}" for turn in TURNS))
         for name in names:

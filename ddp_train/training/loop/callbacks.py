@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, Concatenate
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddp_train import model_log
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, Run
 from ddp_train.interfaces.parameters import named_parameters
 from ddp_train.interfaces.run import callback_errors, implements
@@ -118,29 +117,22 @@ class Callbacks:
         parameters = named_parameters(self._components.trained_module)
         if unknown := [name for name in names if name not in parameters]:
             raise ValueError(f"set_trained(): the model has no parameter {unknown[0]!r}")
-        optimized = set(self._optimized())
+        optimized = {parameter for group in self._components.optimizer.param_groups for parameter in group["params"]}
         if is_trained and (frozen := [name for name in names if parameters[name] not in optimized]):
             raise ValueError(f"set_trained(): the optimizer does not have {frozen[0]!r}: it was frozen when the optimizer was made")
         for name in names:
             self._trains_others |= parameters[name].requires_grad != is_trained
             parameters[name].requires_grad_(is_trained)
 
-    def _optimized(self) -> list[nn.Parameter]:
-        return [parameter for group in self._components.optimizer.param_groups for parameter in group["params"]]
-
     def _call(self, event: str, sink: Sink | None, *arguments: Any) -> None:
         self._event, self._sink = event, sink
-        step = self._state.step
-        self._view.is_log_step = event == "on_step" and self._is_log_step(step)
+        self._view.is_log_step = event == "on_step" and self._is_log_step(self._state.step)
         for name, method in self._methods[event]:
             self._caller = name
             with callback_errors(name, event):
                 method(self._view, *arguments)
         if self._trains_others:
             self._trains_others = False
-            if not any(parameter.requires_grad for parameter in self._optimized()):
-                happened = f"no parameter is left to train after step {step}"
-                raise ConfigError(key=f"callbacks.{self._caller}", happened=happened, expected="at least one that is not frozen")
             _wrap_again(self._components, self._world)
 
 

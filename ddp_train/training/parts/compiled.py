@@ -23,7 +23,7 @@ from torch import nn
 
 from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, RunError, join_few, one_line, plural
+from ddp_train.errors import RunError, join_few, one_line, plural
 from ddp_train.interfaces.parameters import blocks_of
 from ddp_train.system.folder_lock import is_shared
 
@@ -77,13 +77,12 @@ def _copy_new(source: Path, target: Path) -> None:
 
 
 class Compiled:
-    """The compiled regions of a model, and counts of their compilations. Where nothing is compiled, all is zero."""
+    """The compiled regions of a model, and counts of their compilations."""
 
     def __init__(self) -> None:
         self.regions: dict[str, nn.Module] = {}
-        self.graphs = self.recompiles = self.given_up = 0
+        self.recompiles = self.given_up = 0
         self.seconds = 0.0
-        self.breaks: dict[str, int] = {}  # reason -> how often
         self.begin_batch: Callable[[], None] = lambda: None
         """Called before the forwards of each micro-batch. CUDA graphs of blocks would else begin anew at each block without gradients, and
         give back the output of the one before (pytorch issue 152887)."""
@@ -91,26 +90,26 @@ class Compiled:
         self._says = False  # on rank 0
         self._is_warm = False
         self._began = 0.0
-        self._counted: dict[str, int] = {}
+        self._graphs_before = 0
 
     def __bool__(self) -> bool:
         return bool(self.regions)
+
+    @property
+    def graphs(self) -> int:
+        return _graphs_so_far() - self._graphs_before
 
     def values(self) -> dict[str, float]:
         """Return the values for a record: how many graphs there are, how many of them for new shapes or types, and their seconds."""
         if not self.regions:
             return {}
-        self._count()
         return {"compile/graphs": self.graphs, "compile/recompiles": self.recompiles, "compile/seconds": self.seconds}
 
     def line(self) -> str:
         """Return the counts as a line for people."""
-        self._count()
         again = f", {self.recompiles} of them for other shapes or types" if self.recompiles else ""
-        text = f"compile  {plural(self.graphs, 'graph')} in {self.seconds:.1f} s{again}"
-        if number := sum(self.breaks.values()):
-            text += f"; {plural(number, 'graph break')}, the first: {next(iter(self.breaks))}"
-        return text + (f"; {self.given_up} regions run without compilation, the log says why" if self.given_up else "")
+        given_up = f"; {self.given_up} regions run without compilation, the log says why" if self.given_up else ""
+        return f"compile  {plural(self.graphs, 'graph')} in {self.seconds:.1f} s{again}{given_up}"
 
     def end_warm_up(self) -> None:
         """Print what was compiled before the first step, and from now on each compilation."""
@@ -130,19 +129,14 @@ class Compiled:
             options["mode"] = config.mode
             self.begin_batch = torch.compiler.cudagraph_mark_step_begin
         dynamo.config.recompile_limit = config.max_recompiles + len(regions)  # those whose class is the same are counted together
-        self._counted = {"graphs": dynamo.utils.counters["stats"]["unique_graphs"], **dynamo.utils.counters["graph_break"]}
+        self._graphs_before = _graphs_so_far()
         callback_handler.register_start_callback(self._begins)
         callback_handler.register_end_callback(self._ends)
         for name, module in regions.items():
             kind: Any = type(module)
             if kind.forward.__module__.startswith("torch."):  # as nn.Sequential's: torch compiles none of its own files
                 module.__class__ = _with_forward(kind)
-            try:
-                module.compile(**options)
-            except (RuntimeError, AssertionError) as error:
-                happened = f"torch does not know {config.backend!r}: {str(error)[:_SHOWN]}"
-                known = ", ".join(dynamo.list_backends())
-                raise ConfigError(key="compile.backend", happened=happened, expected=f"one of {known}") from None
+            module.compile(**options)
             module._compiled_call_impl = _Region(self, module, name or type(module).__name__, goes_on=config.on_failure == "eager")
 
     def _begins(self, event: Any) -> None:
@@ -158,12 +152,12 @@ class Compiled:
             if self._is_warm:
                 logger.warning("recompiled for other shapes or types: number %d, in %.1f s", self.recompiles, took)
 
-    def _count(self) -> None:
-        from torch._dynamo.utils import counters
 
-        self.graphs = counters["stats"]["unique_graphs"] - self._counted["graphs"]
-        breaks = {one_line(reason, _SHOWN): number - self._counted.get(reason, 0) for reason, number in counters["graph_break"].items()}
-        self.breaks = {reason: number for reason, number in breaks.items() if number > 0}
+def _graphs_so_far() -> int:
+    """Return how many graphs torch has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 class _Region:

@@ -91,8 +91,6 @@ class KeptMetric:
         for part in self._parts:
             part.distributed_available_fn = lambda: False  # it would gather by itself, in a way that hangs where a rank has no sample
         self.goal: Goal | None = _goal(metric)  # None: it has no direction, and no best value is kept
-        # Whether rank 0 gets more than a few numbers: it grows with the evaluation set.
-        self.is_gathered = any(isinstance(default, list) for part in self._parts for default in part._defaults.values())
         self._samples = 0
 
     def reset(self) -> None:
@@ -147,8 +145,6 @@ def _joined(values: list[Any], reduction: Callable[[Tensor], Tensor] | None, sam
 
 class FunctionMetric:
     """A function of all predictions and all targets; an attribute `higher_is_better` may say which way is better."""
-
-    is_gathered = True
 
     def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
         self._function = function

@@ -72,9 +72,6 @@ def make_turns(trained_module: nn.Module, objective: Objective, strategy: Strate
     named = named_parameters(trained_module)
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
-    if "" in chosen:
-        happened = f"{type(objective).__name__} has a turn without a name: {list(chosen)}"
-        raise ConfigError(key="objective", happened=happened, expected="a name for each of its turns")
     if idle := [turn for turn, names in chosen.items() if not names]:
         happened = f"the turn {idle[0]} of {type(objective).__name__} trains nothing: all its parameters are frozen"
         raise ConfigError(key="objective", happened=happened, expected="a turn that trains something; `turns_at` leaves a turn out")

@@ -143,11 +143,10 @@ def ranking_of(components: EvaluationComponents, metric: str | None = None) -> R
     return ranking_for(components.goals, metric=metric, is_evaluated=bool(components.eval_loaders))
 
 
-def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str | None:
-    """Write, synchronise, rename and remove a file in the folder of the checkpoints, and check that there is room for them.
+def probe_room(folder: Path, checkpoint_bytes: int) -> None:
+    """Write, synchronise, rename and remove a file in the folder of the checkpoints, and check that there is room for two.
 
-    Each takes about `checkpoint_bytes`; there are at most `wanted`, with the one that is being written. Returns a warning when not all of
-    them fit, else None. Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
+    Each takes about `checkpoint_bytes`. Raises EnvironmentRefuses: nothing can be written there, or there is no room.
     """
     try:
         probe = folder / f".probe_{os.getpid()}"
@@ -159,20 +158,13 @@ def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str | Non
         expected = "a folder in which files can be written, synchronised, renamed and removed"
         fix = "repair it, or use hydra.run.dir=FOLDER on another disk"
         raise EnvironmentRefuses(key="hydra.run.dir", happened=happened, expected=expected, fix=fix) from None
-    num_saved = len(step_folders(folder))
-    needed = max(1, 2 - num_saved) * checkpoint_bytes
-    estimate = f"one takes {readable_size(checkpoint_bytes)} (weights and optimizer, estimated)"
+    needed = max(1, 2 - len(step_folders(folder))) * checkpoint_bytes
     if free < needed:
+        estimate = f"one takes {readable_size(checkpoint_bytes)} (weights and optimizer, estimated)"
         happened = f"{folder} has {readable_size(free)} free, and needs {readable_size(needed)}: {estimate}"
         expected = "room for two checkpoints, so that the old one stays until the new one is complete"
         fix = "free disk space there, or use hydra.run.dir=FOLDER on a larger disk"
         raise EnvironmentRefuses(key="checkpoint", happened=happened, expected=expected, fix=fix)
-    if num_saved + free // checkpoint_bytes >= wanted:
-        return None
-    return (
-        f"checkpoints: {readable_size(free)} free in {folder}, but {readable_size((wanted - num_saved) * checkpoint_bytes)} may be needed"
-        f" for {wanted - num_saved} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
-    )
 
 
 def resumed_checkpoint(run_folder: RunFolder, path: str | None, world: World, *, on_progress: Callable[[], None]) -> Path | None:

@@ -71,8 +71,8 @@ def _require_same(saved: Identity, present: Identity, *, accepted: str | None, k
 
 
 def saved_identity(checkpoint: Path) -> Identity:
-    """Return the identity of the data that a checkpoint was trained on; {}: it has none."""
-    identity: Identity = read_shared(checkpoint, only=[PART]).get(PART, {})
+    """Return the identity of the data that a checkpoint was trained on."""
+    identity: Identity = read_shared(checkpoint, only=[PART])[PART]
     return identity
 
 
@@ -95,12 +95,8 @@ def require_same_data(checkpoint: Path, identity: Identity, world: World, config
     """
 
     def compare() -> list[str]:
-        saved = saved_identity(checkpoint)
-        if not saved:
-            print(f"{checkpoint.name} does not say which data it was trained on: the data is not compared", flush=True)
-            return []
         happened = f"{checkpoint} was saved with different data: samples would be repeated, skipped, or mean something else"
-        changes = _require_same(saved, identity, accepted=config.accept_changed_data, key="resume", happened=happened)
+        changes = _require_same(saved_identity(checkpoint), identity, accepted=config.accept_changed_data, key="resume", happened=happened)
         if changes:
             print(f"{_KEY}: the run continues with these changes:", *changes, sep="\n    ", flush=True)
         return changes

@@ -67,8 +67,7 @@ def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: 
             key="init_from",
             happened="\n".join([f"{source} does not fit the model", *listed]),
             expected="the same keys and shapes as the model's",
-            fix=_suggest_renames(weights, wanted)
-            or "+init_from_keys={OLD_PREFIX:NEW_PREFIX} for renamed keys, or init_from_strict=false to load what fits",
+            fix="'+init_from_keys={OLD_PREFIX:\"NEW_PREFIX\"}' for renamed keys, or init_from_strict=false to load what fits",
         )
     cast = [_compare(name, weights, wanted) for name in fitting if weights[name].dtype != wanted[name].dtype]
     return {name: weights[name] for name in fitting}, [
@@ -99,16 +98,6 @@ def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: s
             raise UserError(key="init_from_keys", happened=f"two tensors of {source} would be called {new}", expected="different names")
         renamed[new] = tensor
     return renamed
-
-
-def _suggest_renames(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """Return the override that removes a prefix, where all keys of the model are in the file behind the same prefix; "" otherwise."""
-    first = next(iter(wanted), "")
-    candidates = {name.removesuffix(first) for name in weights if name.endswith(f".{first}")}
-    prefixes = [prefix for prefix in sorted(candidates, key=len) if all(f"{prefix}{name}" in weights for name in wanted)]
-    has_no_others = bool(prefixes) and all(name.startswith(prefixes[0]) for name in weights)
-    others = "" if has_no_others else " init_from_strict=false"  # a metric, say, or a teacher
-    return f"'+init_from_keys={{{prefixes[0]}:\"\"}}'{others}" if prefixes else ""
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

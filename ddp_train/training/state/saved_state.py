@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -128,19 +128,14 @@ def _replica(shared: SharedState, kept: Mapping[MemoryKey, Tensor], world: World
     return replica
 
 
-class Restored(NamedTuple):
-    """What the checkpoint had for this rank beyond the state that all ranks share."""
-
-    has_random_streams: bool  # those of the run; with another world size they cannot come back
-
-
 def start_from(
     checkpoint: Path, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None] = lambda: None
-) -> Restored:
+) -> bool:
     """Put a verified checkpoint into the components and the state, and let the strategy start there. Collective.
 
-    `on_progress` is called while this rank reads. Raises CheckpointError: it is not what its format says. UserError: it is of another
-    model or optimizer.
+    `on_progress` is called while this rank reads. Returns whether this rank has its random streams again: not with another world size.
+
+    Raises CheckpointError: it is not what its format says. UserError: it is of another model or optimizer.
     """
     strategy = components.strategy
     saved_size = size_of(checkpoint, world)
@@ -157,13 +152,13 @@ def start_from(
         state.saved_window = _from_parts(WindowSums, own.window)
         components.train_loader.load_state_dict(own.loader)
         set_random_state(own.random, world.device)
-        return Restored(has_random_streams=True)
+        return True
     if components.scaler.is_enabled():  # the scale times the number of ranks stays (amp.py)
         components.scaler.load_state_dict({**shared.scaler, "scale": shared.scaler["scale"] * saved_size / world.size})
     owns = [_from_parts(RankState, read_own(checkpoint, rank)) for rank in range(saved_size if world.is_main else 1)]
     windows = [_from_parts(WindowSums, own.window) for own in owns]
     state.saved_window = WindowSums.merged(windows, is_main=world.is_main)
-    return Restored(has_random_streams=False)
+    return False
 
 
 def _from_parts(kind: type[T], parts: Mapping[str, Any]) -> T:

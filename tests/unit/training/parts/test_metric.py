@@ -104,10 +104,10 @@ def test_a_function_gets_all_predictions_in_the_data_sets_order(sizes: list[int]
     assert torch.equal(targets, TARGETS)
 
 
-def test_which_way_is_better_and_whether_it_is_gathered_are_known() -> None:
+def test_which_way_is_better_is_known() -> None:
     kept, function = KeptMetric(Everything()), FunctionMetric(largest_probability)
-    assert (kept.goal, kept.is_gathered) == ("min", True)
-    assert (function.goal, function.is_gathered) == ("max", True)
+    assert kept.goal == "min"
+    assert function.goal == "max"
     assert FunctionMetric(lambda predictions, targets: 0.0).goal is None
 
 

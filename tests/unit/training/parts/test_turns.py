@@ -58,10 +58,6 @@ class Forgetful(Adversarial):
     turns: Mapping[str, Sequence[str]] = {"discriminator": ["discriminator"]}
 
 
-class Nameless(Adversarial):
-    turns: Mapping[str, Sequence[str]] = {"": ["discriminator"], "generator": ["generator"]}
-
-
 class Actors(nn.Module):
     """Actor and critic on one trunk."""
 
@@ -250,11 +246,6 @@ def test_clipping_is_by_the_gradient_of_the_turn() -> None:
 def test_parameters_in_no_turn_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"2 parameters are in no turn of Forgetful: generator\.weight"):
         gan(objective="Forgetful")
-
-
-def test_a_turn_without_a_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"objective: Nameless has a turn without a name: \['', 'generator'\]"):
-        gan(objective="Nameless")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +205,6 @@ def test_ranks_with_other_data_are_named() -> None:
     with pytest.raises(UserError, match=r"other data than rank 0: rank 1 data\.bytes"):
         data_identity.require_alike({"data": {"data.bytes": 7, "data.samples": 3}}, world)
     data_identity.require_alike({"data": {"data.bytes": 7}}, alone())
-
-
-def test_a_checkpoint_that_does_not_say_its_data_is_taken_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = components(*IMAGES)
-    parts = replace(parts, data_identity={})
-    saved(tmp_path / "checkpoints", 4, parts)
-    assert resumed(tmp_path, *IMAGES) == []
-    assert "does not say which data" in capsys.readouterr().out
 
 
 def test_the_identity_is_part_of_every_checkpoint(tmp_path: Path) -> None:

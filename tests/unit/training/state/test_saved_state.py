@@ -39,7 +39,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     path = saved(tmp_path, 3, parts)
     expected, random_numbers = [parameter.clone() for parameter in parts.model.parameters()], torch.rand(5)
     other, state = components("optimizer=muon", "amp=bf16", "seed=9"), TrainState()
-    assert saved_state.start_from(path, other, state, alone()).has_random_streams
+    assert saved_state.start_from(path, other, state, alone())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.model.parameters(), expected, strict=True))
     assert (state.step, state.position, state.best) == (3, 96, {"eval/loss": Best(1.5, 1)})
     assert torch.equal(torch.rand(5), random_numbers)
@@ -111,7 +111,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     def train_to(last: int, name: str, state: TrainState, *, load: Path | None = None) -> Components:
         parts = components(*noisy, f"trainer.max_steps={last}", "evaluation.every_steps=5", base=[*TINY[:1], *FEW])
         if load:
-            assert saved_state.start_from(load, parts, state, alone()).has_random_streams
+            assert saved_state.start_from(load, parts, state, alone())
         trainer(parts, state, evaluate_every_steps=5, write=records[name].append).train()
         return parts
 
@@ -131,7 +131,7 @@ def test_the_loss_scale_follows_the_number_of_ranks(tmp_path: Path) -> None:
     parts = components()
     parts = replace(parts, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
     assert Ranks(tmp_path, parts, size=2).save(3) is None
-    assert not saved_state.start_from(tmp_path / "step_00000003", parts, TrainState(), alone()).has_random_streams
+    assert not saved_state.start_from(tmp_path / "step_00000003", parts, TrainState(), alone())
     assert parts.scaler.get_scale() == 2.0**11
 
 
