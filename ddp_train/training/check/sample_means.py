@@ -123,9 +123,9 @@ def _loss_sums(objective: Objective, model: nn.Module, batch: Batch, weight: nn.
     with torch.enable_grad():
         loss = whole_loss(objective, model, batch)
         gradients = torch.autograd.grad(loss.total, [weight], allow_unused=True) if weight is not None else [None]
-    sums = {"loss": loss.total.detach(), "units of the loss": torch.as_tensor(loss.num_units)}
-    if isinstance(loss.num_units, int):
-        sums[_UNITS_PER_SAMPLE] = torch.as_tensor(loss.num_units / batch_size(batch))
+    units = loss.num_units
+    named_units = {_UNITS_PER_SAMPLE: units / batch_size(batch)} if isinstance(units, int) else {"units of the loss": units}
+    sums = {"loss": loss.total.detach()} | {name: torch.as_tensor(number) for name, number in named_units.items()}
     return sums if gradients[0] is None else sums | {_GRADIENT: gradients[0]}
 
 
