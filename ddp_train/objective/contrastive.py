@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Batch, BatchLoss, Evaluated, Goal
-from ddp_train.interfaces.batch import describe
 from ddp_train.objective.supervised import at_least_float32, unwrap
 
 _CHUNK = 1024  # embeddings that are compared with all others at a time
@@ -39,9 +37,9 @@ class Contrastive(BatchLoss):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the cross entropy in nats, the mean of both ways and over the samples, shape []."""
         left_ND, right_ND = (self.gather(embeddings_BD) for embeddings_BD in self._embeddings(model, batch))
-        similarity_NN = left_ND @ right_ND.T / self.temperature
+        similarity_NN = left_ND @ right_ND.mT / self.temperature
         targets_N = torch.arange(len(similarity_NN), device=similarity_NN.device)
-        return (F.cross_entropy(similarity_NN, targets_N) + F.cross_entropy(similarity_NN.T, targets_N)) / 2
+        return (F.cross_entropy(similarity_NN, targets_N) + F.cross_entropy(similarity_NN.mT, targets_N)) / 2
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
         """Return the `embedding` and `other_embedding` of each sample, float32 [B, D], and both for metrics."""
@@ -49,15 +47,11 @@ class Contrastive(BatchLoss):
         return Evaluated({}, {"embedding": left_BD.float(), "other_embedding": right_BD.float()}, (left_BD, right_BD))
 
     def _embeddings(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise ConfigError(key="data", happened=f"a batch is {describe(batch)}", expected="two views: (view, other_view)")
+        view, other_view = batch
         if self.towers == 2:
-            pair = model(*batch)
-            if not isinstance(pair, (tuple, list)) or len(pair) < 2:
-                raise conflict("objective.towers", f"is 2, and the model gives {describe(pair)}", 1, expected="two embeddings")
-            left, right = pair[0], pair[1]
+            left, right, *_ = model(view, other_view)
         else:
-            left, right = unwrap(model(torch.cat(tuple(batch))))[0].chunk(2)
+            left, right = unwrap(model(torch.cat([view, other_view])))[0].chunk(2)
         return F.normalize(at_least_float32(left), dim=-1), F.normalize(at_least_float32(right), dim=-1)
 
 

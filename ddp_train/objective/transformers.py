@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Batch, Evaluated, Goal, Objective, Ratio, Value
 from ddp_train.interfaces.batch import describe
 from ddp_train.objective.language_modeling import perplexity
@@ -48,7 +47,7 @@ class Transformers(Objective):
         metrics: probabilities [B, K] and labels [B]; else the model's logits and labels, those of next tokens one place apart.
         """
         loss, outputs = self._loss(model, batch)
-        labels, logits = _labels(batch), at_least_float32(unwrap(outputs)[0])
+        labels, logits = batch["labels"], at_least_float32(unwrap(outputs)[0])
         rows = self._predictions(logits) | {"target": labels}
         if logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and not labels.is_floating_point():
             return Evaluated({"loss": loss, "accuracy": logits.argmax(dim=1) == labels}, rows, (logits.softmax(dim=1), labels))
@@ -62,13 +61,10 @@ class Transformers(Objective):
         return dict(means) if self.unit == "sample" else {"loss": means["loss"], "perplexity": perplexity(means["loss"])}
 
     def _loss(self, model: nn.Module, batch: Batch) -> tuple[Value, Any]:
-        labels = _labels(batch)
-        outputs = model(**batch)
-        mean = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-        if not isinstance(mean, Tensor) or mean.ndim:
-            expected = "a model that returns its `loss`, shape [], when it gets labels"
-            happened = f"the model gives no loss: {describe(outputs)}"
-            raise conflict("objective", happened, "classification, or another one", expected=expected)
+        labels, outputs = batch["labels"], model(**batch)
+        mean = outputs["loss"] if isinstance(outputs, Mapping) else outputs.loss
+        if mean.ndim:
+            raise ValueError(f"the model's loss is {describe(mean)}, and no mean of shape []")
         if self.unit == "sample":
             return mean, outputs
         num_labels = ((labels[:, 1:] if self.unit == "next_token" else labels) != _IGNORED).sum()
@@ -77,12 +73,3 @@ class Transformers(Objective):
     def _predictions(self, logits: Tensor) -> dict[str, Tensor]:
         """Return `prediction`: the likeliest class of each sample or token, or the output itself if there is one."""
         return {"prediction": logits.argmax(dim=-1) if logits.ndim > 1 and logits.shape[-1] > 1 else logits.flatten()}
-
-
-def _labels(batch: Batch) -> Tensor:
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if not isinstance(labels, Tensor):
-        expected = "a dict of the model's arguments, with `labels`"
-        fix = "loader.fields=null with a data set whose samples are dicts; objective=language_modeling or classification for pairs"
-        raise ConfigError(key="data", happened=f"a batch is {describe(batch)}", expected=expected, fix=fix)
-    return labels

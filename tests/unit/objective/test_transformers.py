@@ -32,9 +32,9 @@ class TinyForSequenceClassification(nn.Module):
         return {"loss": F.cross_entropy(inputs, labels), "logits": inputs}
 
 
-class Silent(nn.Module):
-    def forward(self, labels: Tensor) -> Tensor:
-        return labels
+class TwoLosses(nn.Module):
+    def forward(self, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": labels}
 
 
 def met(model: nn.Module) -> Transformers:
@@ -80,7 +80,7 @@ def test_one_label_for_each_sample() -> None:
 def test_what_cannot_be_known_is_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"objective\.unit"):
         met(nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match="with `labels`"):
-        Transformers(unit="sample").loss(Silent(), (torch.zeros(2), torch.zeros(2)))
-    with pytest.raises(ConfigError, match="gives no loss"):
-        Transformers(unit="sample").loss(Silent(), {"labels": torch.zeros(2)})
+    with pytest.raises(KeyError, match="labels"):
+        Transformers(unit="sample").loss(TwoLosses(), {"input": torch.zeros(2)})
+    with pytest.raises(ValueError, match=r"loss is float32 \[2\]"):
+        Transformers(unit="sample").loss(TwoLosses(), {"labels": torch.zeros(2)})

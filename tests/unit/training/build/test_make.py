@@ -123,10 +123,10 @@ def test_groups_and_layers_train_with_their_own_rates_under_a_schedule() -> None
     assert last == pytest.approx([last[0]] * len(last))
 
 
-def test_a_rate_of_the_class_s_own_is_scaled_too_and_one_that_is_missing_is_asked_for() -> None:
+def test_a_rate_that_is_missing_is_asked_for() -> None:
     bare = ["model.depth=3", "optimizer._target_=torch.optim.NAdam", *(f"~optimizer.{name}" for name in ("lr", "betas", "eps", "fused"))]
-    parts = components(*bare, "optimizer.layer_decay=0.5")
-    assert parts.optimizer.param_groups[0]["initial_lr"] == 0.002  # torch's default
+    with pytest.raises(ConfigError, match=r"optimizer\.lr: is not given"):
+        components(*bare, "optimizer.layer_decay=0.5")
 
 
 def test_what_is_frozen_is_all_that_there_is() -> None:
