@@ -110,8 +110,6 @@ def _groups(optimizer: Optimizer) -> Iterator[str]:
 
 def closing(job: Job, state: TrainState, result: Result) -> str:
     """Describe the results, their files, and commands to try next."""
-    counts = [result.last.get(f"train/compile/{name}", 0.0) for name in ("graphs", "recompiles", "seconds")]
-    compiled = "  {:<20} {:.0f} graphs, {:.0f} of them for other shapes or types, in {:.1f} s on rank 0".format("compiled", *counts)
     shown = {name: value for name, value in result.last.items() if name == "train/loss" or name.startswith("eval/")}
     speed = rates(result.last.get("train/tokens_per_s"), result.last.get("train/mfu"))
     folder = job.run_folder.as_typed()
@@ -122,7 +120,6 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
         *([f"  stopped by {state.early_end}"] if state.early_end is not None else []),
         *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
         *([f"  {'at the end':<20} {', '.join(speed)}"] if speed else []),
-        *([compiled] if "train/compile/graphs" in result.last else []),
         *([f"  {'goodput':<20} {describe_goodput(result.goodput)}"] if result.goodput is not None else []),
         *(f"  {'slow':<20} {line}" for line in slow_ranks(job.run_folder)),
         f"  run folder           {folder}",

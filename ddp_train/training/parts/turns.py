@@ -66,15 +66,12 @@ class Turns:
 
 
 def make_turns(trained_module: nn.Module, objective: Objective, strategy: Strategy, world: World) -> list[Turn]:
-    """Return the turns of a step: each trains something, and each parameter is in one. Collective."""
+    """Return the turns of a step; each parameter is in one at least. Collective."""
     if not isinstance(objective, TurnObjective):
         return [Turn(wrapped=strategy.prepare(as_loss_module(trained_module, objective), world.device, world.size))]
     named = named_parameters(trained_module)
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
-    if idle := [turn for turn, names in chosen.items() if not names]:
-        happened = f"the turn {idle[0]} of {type(objective).__name__} trains nothing: all its parameters are frozen"
-        raise ConfigError(key="objective", happened=happened, expected="a turn that trains something; `turns_at` leaves a turn out")
     if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
         happened = f"{len(left)} parameters are in no turn of {type(objective).__name__}: {join_few(left)}"
         raise ConfigError(key="objective", happened=happened, expected="each in one at least, or requires_grad=False")
