@@ -73,7 +73,7 @@ def test_a_metric_of_a_set_leads_what_follows_metrics() -> None:
     assert parts.scheduler.scheduler.best == last_values["eval/few/loss"] == parts.callbacks["early_stopping"].state_dict()["best"]
     assert run.state.best["eval/noisy/accuracy"].value == last_values["eval/noisy/accuracy"]
     assert ranking_of(parts, "eval/noisy/accuracy").goal == "max"
-    with pytest.raises(ConfigError, match=r"checkpoint\.metric: is 'eval/nosy/loss'[\s\S]*fix: checkpoint\.metric=eval/noisy/loss"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.metric: is 'eval/nosy/loss'[\s\S]*expected: one of .*eval/noisy/loss"):
         ranking_of(parts, "eval/nosy/loss")
 
 
