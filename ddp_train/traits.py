@@ -146,6 +146,11 @@ class Adapted:
         return type(self), (self.wrapped,)
 
 
+def unadapted(component: Any) -> Any:
+    """Return the object that an adapter stands for; any other is itself."""
+    return component.wrapped if isinstance(component, Adapted) else component
+
+
 def function_of(partial: Any) -> Any:
     """Return the function of a `functools.partial`, which has none of its attributes; any other is itself."""
     while isinstance(partial, functools.partial):

@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.interfaces.batch import Batch, batch_size, call_model, describe
-from ddp_train.traits import Goal, ObjectiveConstants
+from ddp_train.traits import Adapted, Goal, ObjectiveConstants, unadapted
 
 HALF = (torch.float16, torch.bfloat16)
+TARGETS = ("target", "targets", "label", "labels")  # names of the targets in a batch that is a dict
 _is_in_step: ContextVar[bool] = ContextVar("is_in_step", default=False)
 
 
@@ -90,10 +91,21 @@ class Objective(ObjectiveConstants, ABC):
         """
         return means
 
+    def inputs(self, batch: Batch) -> Any:
+        """Return what `infer` gets of a batch, with or without targets: a tuple or a dict of the model's arguments.
+
+        By default a tensor is the one input; of several in a tuple the last is the targets; of a dict those of TARGETS' names are.
+        """
+        if isinstance(batch, Mapping):
+            return {name: value for name, value in batch.items() if name not in TARGETS}
+        if isinstance(batch, (tuple, list)):
+            return tuple(batch[:-1] if len(batch) > 1 else batch)
+        return (batch,)
+
     def infer(self, model: nn.Module, inputs: Any) -> Mapping[str, Tensor]:
         """Return one row for each sample without targets, name -> [B, ...], alike in every batch: for `ddp-train predict`.
 
-        `inputs` are a batch without targets: a tuple or a dict of the model's arguments. By default the tensors that the model returns.
+        `inputs` are those of `inputs(batch)`. By default the tensors that the model returns.
         """
         outputs = call_model(model, inputs)
         if isinstance(outputs, Tensor):
@@ -120,12 +132,16 @@ class TurnObjective(Objective):
     """Name of a turn -> the parameters that it trains, as `matching` takes them, in their order; each parameter is in one at least."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch, turn: str = "") -> Tensor:
+    def turn_loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
         """Return one turn's loss with gradient: of each sample, shape [B], or their mean, shape []. Any part of the model may be called."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the sum of the turns' losses, shape []."""
+        return torch.stack([self.turn_loss(model, batch, turn).float().mean() for turn in self.turns]).sum()
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Value] | Evaluated:
         """Return the loss of each turn by the turn's name."""
-        return {f"loss_{turn}": self.loss(model, batch, turn) for turn in self.turns}
+        return {f"loss_{turn}": self.turn_loss(model, batch, turn) for turn in self.turns}
 
     def turns_at(self, step: int) -> Sequence[str]:
         """Return the turns of the step that comes after `step` steps, one at least, in their order, the same on every rank."""
@@ -149,6 +165,28 @@ class BatchLoss(Objective):
             return rows
         gathered: Tensor = _GatherRows.apply(rows)  # type: ignore[no-untyped-call]
         return gathered
+
+
+class AdaptedObjective(Adapted, Objective, base=Objective):
+    """An objective whose class does not inherit from ours."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Value:
+        loss: Value = self.wrapped.loss(model, batch)
+        return loss
+
+
+class AdaptedTurns(Adapted, TurnObjective, base=TurnObjective):
+    """One of turns whose class does not inherit from ours."""
+
+    def turn_loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
+        loss: Tensor = self.wrapped.turn_loss(model, batch, turn)
+        return loss
+
+
+def module_of(objective: Objective) -> nn.Module | None:
+    """Return the objective as a module, which may have weights and buffers; None: it is none."""
+    part = unadapted(objective)
+    return part if isinstance(part, nn.Module) else None
 
 
 class _GatherRows(torch.autograd.Function):
@@ -176,11 +214,11 @@ class LossSum(NamedTuple):
 
 
 def loss_sum(objective: Objective, model: nn.Module, batch: Batch, turn: str | None = None) -> LossSum:
-    """Return the training loss of a batch, added up; of one turn, where the objective takes turns. Called in every step.
+    """Return the training loss of a batch, added up; of one turn, or of all turns together. Called in every step.
 
     Raises ValueShapeError: the loss has another shape.
     """
-    loss: Value = objective.loss(model, batch) if turn is None else cast(TurnObjective, objective).loss(model, batch, turn)
+    loss: Value = objective.loss(model, batch) if turn is None else cast(TurnObjective, objective).turn_loss(model, batch, turn)
     size = batch_size(batch)
     if isinstance(loss, Ratio) and turn is None and not loss.by_column:  # all turns of a step are divided by the same number
         units = loss.denominator
@@ -190,14 +228,6 @@ def loss_sum(objective: Objective, model: nn.Module, batch: Batch, turn: str | N
     if isinstance(loss, Tensor) and loss.shape == (size,):
         return LossSum(_added(loss), size)
     raise ValueShapeError(f"loss gives {describe(loss)} for {_expected(size)}")
-
-
-def whole_loss(objective: Objective, model: nn.Module, batch: Batch) -> LossSum:
-    """Return the training loss of a batch, added up; of turns their sum."""
-    if not isinstance(objective, TurnObjective):
-        return loss_sum(objective, model, batch)
-    losses = [loss_sum(objective, model, batch, turn) for turn in objective.turns]
-    return losses[0]._replace(total=torch.stack([loss.total for loss in losses]).sum())
 
 
 def evaluated(objective: Objective, model: nn.Module, batch: Batch) -> Evaluated:
@@ -247,26 +277,23 @@ class LossModule(nn.Module):
     attributes. A strategy that wrapped the model alone would see none but calls of its forward, and would hide all else.
 
     Args:
-        objective: an `nn.Module`, too, where it has weights.
-        has_state: the objective's weights and buffers are trained, shared and saved with the model's.
+        has_state: the objective's weights and buffers, where it is a module, are trained, shared and saved with the model's.
         turn: whose loss; None: the objective takes no turns.
     """
 
-    objective: Objective
+    _task: Objective
 
     def __init__(self, model: nn.Module, objective: Objective, *, has_state: bool = True, turn: str | None = None) -> None:
         super().__init__()
         self.model = model
-        if has_state:
-            self.objective = objective
-        else:
-            self.__dict__["objective"] = objective  # which `nn.Module` does not see: DDP would send a teacher's buffers in each step
+        self.objective = module_of(objective) if has_state else None  # DDP would send a teacher's buffers in each step
         self.turn = turn
+        self.__dict__["_task"] = objective  # `nn.Module` is not to see a second one
         self._context = _gathering if isinstance(objective, BatchLoss) and objective.gathers else nullcontext
 
     def forward(self, batch: Batch) -> LossSum:
         with self._context():
-            return loss_sum(self.objective, self.model, batch, self.turn)
+            return loss_sum(self._task, self.model, batch, self.turn)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the model; that of the objective's parts is its own (a teacher that only evaluates)."""

@@ -42,9 +42,17 @@ class Contrastive(BatchLoss):
         return (F.cross_entropy(similarity_NN, targets_N) + F.cross_entropy(similarity_NN.mT, targets_N)) / 2
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Evaluated:
-        """Return the `embedding` and `other_embedding` of each sample, float32 [B, D], and both for metrics."""
-        left_BD, right_BD = self._embeddings(model, batch)
-        return Evaluated({}, {"embedding": left_BD.float(), "other_embedding": right_BD.float()}, (left_BD, right_BD))
+        """Return what `infer` gives for each sample, and both for metrics."""
+        embeddings = self.infer(model, batch)
+        return Evaluated({}, embeddings, (embeddings["embedding"], embeddings["other_embedding"]))
+
+    def inputs(self, batch: Batch) -> Batch:
+        return batch
+
+    def infer(self, model: nn.Module, inputs: Batch) -> dict[str, Tensor]:
+        """Return the `embedding` and `other_embedding` of each sample, float32 [B, D]."""
+        left_BD, right_BD = self._embeddings(model, inputs)
+        return {"embedding": left_BD.float(), "other_embedding": right_BD.float()}
 
     def _embeddings(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         view, other_view = batch

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Batch, Evaluated, Objective, Ratio, Value
 from ddp_train.interfaces.batch import batch_size, call_model, describe
+from ddp_train.interfaces.objective import TARGETS
 from ddp_train.model_log import log
 from ddp_train.traits import function_of
 
-TARGETS = ("target", "targets", "label", "labels")  # names of the targets in a batch that is a dict
 IGNORE_NOTHING = -(2**31)  # an index that no target has: torch's own default, -100, would drop targets of -100
 _OUTPUTS = ("logits", "out")
 _AUXILIARY = ("aux", "aux_logits", "aux_loss")

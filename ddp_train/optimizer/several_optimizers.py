@@ -140,7 +140,7 @@ def _split_by_role(model: nn.Module, head_names: Sequence[str]) -> tuple[list[nn
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or name.rpartition(".")[2] in head_names
         for parameter in module.parameters()
     }
-    if isinstance(model, LossModule) and isinstance(model.objective, nn.Module):  # centres and the like are no layers
+    if isinstance(model, LossModule) and model.objective is not None:  # centres and the like are no layers
         elsewhere |= {id(parameter) for parameter in model.objective.parameters()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.ndim == 2 and id(parameter) not in elsewhere]

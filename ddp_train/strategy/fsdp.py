@@ -98,7 +98,7 @@ class FSDP(Strategy):
         logger.info("fsdp: %d blocks of %s", len(blocks), dict(Counter(type(block).__name__ for block in blocks)))
         if any(True for _ in whole.buffers()):
             whole.register_forward_pre_hook(self._copy_buffers_from_main)
-        if isinstance(model, LossModule) and isinstance(model.objective, nn.Module):  # the model is in its place already
+        if isinstance(model, LossModule) and model.objective is not None:  # the model is in its place already
             model.objective.to(device)
         return model
 
@@ -184,7 +184,7 @@ def _require_shardable(model: nn.Module) -> None:
         if model.turn is not None:
             happened = f"is fsdp, and the parts of {name} take turns, each with its own forward"
             raise conflict("strategy", happened, "ddp or zero1", expected="an objective without turns")
-        if isinstance(objective, nn.Module) and any(parameter.requires_grad for parameter in objective.parameters()):
+        if objective is not None and any(parameter.requires_grad for parameter in objective.parameters()):
             expected = "an objective without, or one whose parameters are in the model"
             raise conflict("strategy", f"is fsdp, and {name} has parameters to train", "ddp or zero1", expected=expected)
     for name, parameter in _without_objective(model).named_parameters():

@@ -33,9 +33,9 @@ class Warm(nn.Module, Classification):
     def loss(self, model, batch):
         images, labels = batch
         self.steps += self.training
-        return F.cross_entropy(model(images) / self.log_temperature.exp(), labels, reduction="sum")
-    def metrics(self, totals):
-        return super().metrics(totals) | {"temperature": self.log_temperature.exp().item()}
+        return F.cross_entropy(model(images) / self.log_temperature.exp(), labels)
+    def metrics(self, means):
+        return super().metrics(means) | {"temperature": self.log_temperature.exp().item()}
 """
 
 

@@ -29,7 +29,7 @@ class Adversarial(ddp_train.TurnObjective):
     turns = {"discriminator": ["discriminator"], "generator": ["generator"]}
     def noise(self, real):
         return torch.randn(len(real), 16)
-    def loss(self, model, batch, turn):
+    def turn_loss(self, model, batch, turn):
         real = batch[0].flatten(1)
         fake = model.generator(self.noise(real))
         if turn == "generator":

@@ -35,7 +35,7 @@ def both_turns(objective: type) -> None:
     """Compute the loss of each turn."""
     model = nn.ModuleDict({"generator": nn.Linear(16, 4), "discriminator": nn.Linear(4, 1)})
     parts = SimpleNamespace(**dict(model.items()))
-    assert all(objective().loss(parts, (torch.zeros(3, 4), None), turn).isfinite() for turn in objective.turns)  # type: ignore[attr-defined]
+    assert all(objective().turn_loss(parts, (torch.zeros(3, 4), None), turn).isfinite() for turn in objective.turns)  # type: ignore[attr-defined]
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {

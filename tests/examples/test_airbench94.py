@@ -43,7 +43,7 @@ def test_it_imports_the_seams_and_classes_that_a_configuration_names() -> None:
     found = {
         name for file in EXAMPLE.rglob("*.py") for name in re.findall(r"^from (ddp_train[\w.]*)", file.read_text(), flags=re.MULTILINE)
     }
-    seams = {"ddp_train.interfaces", *(f"ddp_train.interfaces.{module}" for module in ("batch", "parameters", "strategy"))}
+    seams = {"ddp_train.interfaces", *(f"ddp_train.interfaces.{module}" for module in ("batch", "strategy"))}
     assert found == seams | {"ddp_train", "ddp_train.data.cifar10", "ddp_train.objective.classification"}
 
 

@@ -210,7 +210,7 @@ class GAN(nn.Module):
 class Adversarial(ddp_train.TurnObjective):
     goals = {"gap": "min"}
     turns = {"discriminator": ["discriminator"], "generator": ["generator"]}
-    def loss(self, model, batch, turn):
+    def turn_loss(self, model, batch, turn):
         real = batch[0].flatten(1)
         fake = model.generator(torch.randn(len(real), 16, device=real.device))
         if turn == "generator":

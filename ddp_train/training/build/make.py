@@ -7,7 +7,7 @@ predictions and targets, a strategy of another base; so is a data set (build/dat
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from ddp_train.config.tree import ComponentConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Callback, Goal, MetricWriter, Objective, Scheduler, Strategy, TurnObjective
+from ddp_train.interfaces.objective import AdaptedObjective, AdaptedTurns
 from ddp_train.interfaces.run import WriterFacts, implements
 from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.loader.order import BatchOrder
@@ -43,28 +44,32 @@ def as_objective(candidate: Any) -> Objective:
     """Return an objective as it is, one of another class with what it lacks, and a loss function inside a `LossObjective`."""
     if isinstance(candidate, Objective):
         return candidate
-    if not isinstance(candidate, type) and (hasattr(type(candidate), "loss") or "loss" in getattr(candidate, "__dict__", {})):
-        return _with_base(candidate)
+    if not isinstance(candidate, type) and _has_method(candidate, "loss", "turn_loss"):
+        takes_turns = _has_method(candidate, "turn_loss")
+        require_members(candidate, TurnObjective if takes_turns else Objective, key="objective")
+        kind = AdaptedTurns if takes_turns else AdaptedObjective
+        named: type[Any] = type(type(candidate).__name__, (kind,), {}, base=Objective)  # messages have the name of the user's class
+        return cast(Objective, named(candidate))
     if callable(candidate) and not isinstance(candidate, type):
         _refuse_mean_by_weights(candidate)
-        is_step = next(iter(inspect.signature(candidate).parameters), "") == "model"
-        return StepObjective(candidate) if is_step else LossObjective(candidate)
-    kind_text = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
+        return StepObjective(candidate) if _is_step(candidate) else LossObjective(candidate)
+    given = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
     expected = "a ddp_train.Objective, a function step(model, batch), or one loss_fn(outputs, targets)"
-    raise ConfigError(key="objective._target_", happened=f"gave {kind_text}", expected=expected)
+    raise ConfigError(key="objective._target_", happened=f"gave {given}", expected=expected)
 
 
-def _with_base(candidate: Any) -> Objective:
-    """Give an object of another class the base `Objective`, or `TurnObjective`: a class of its own. Its attributes stay where they are."""
-    kind, base = type(candidate), TurnObjective if hasattr(candidate, "turns") else Objective
+def _has_method(candidate: Any, *names: str) -> bool:
+    """Tell whether an object has one of the methods; a submodule of that name, as a loss may have, is none."""
+    return any(hasattr(type(candidate), name) or name in getattr(candidate, "__dict__", {}) for name in names)
+
+
+def _is_step(function: Any) -> bool:
+    """Tell by the names of its arguments whether a function is a step: the first is called model, or the second batch."""
     try:
-        object.__setattr__(candidate, "__class__", type(kind.__name__, (kind, base), {"__module__": kind.__module__}))
-    except TypeError as error:  # __slots__, or a metaclass
-        happened = f"gave a {kind.__name__}, whose class cannot be given another base: {error}"
-        expected = "an objective whose class has the base ddp_train.Objective"
-        raise ConfigError(key="objective._target_", happened=happened, expected=expected) from error
-    objective: Objective = candidate
-    return objective
+        first, second = [*inspect.signature(function).parameters, "", ""][:2]
+    except ValueError:  # of a function that is built in
+        return False
+    return first == "model" or second == "batch"
 
 
 def _refuse_mean_by_weights(loss_fn: Any) -> None:

@@ -17,10 +17,11 @@ from ddp_train.config.schema import PrecisionConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import LossModule, Objective, Strategy
+from ddp_train.interfaces.objective import module_of
 from ddp_train.training.build.make import make_objective
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state
-from ddp_train.traits import ObjectiveConstants, constants_of
+from ddp_train.traits import ObjectiveConstants, constants_of, unadapted
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def build_model_and_objective(config: RunConfig, world: World, answers: Mapping[
     model = build_model(config, world, answers, is_filled=strategy.shards_parameters and world.size > 1)
     with world.device if world.device.type == "meta" else nullcontext():
         objective = make_objective(config.objective, answers, world.device)
-    if type(objective).bind_model is not Objective.bind_model:
+    if getattr(objective.bind_model, "__func__", None) is not Objective.bind_model:
         lacks_values = world.device.type != "meta" and any(tensor.is_meta for tensor in _tensors_of(model))
         if lacks_values and not constants_of(objective, ObjectiveConstants).binds_without_values:
             streams = random_state(_HOST)
@@ -87,10 +88,10 @@ def has_state(objective: Objective) -> bool:
 
     Raises ConfigError: it has parameters to train outside of any module.
     """
-    if isinstance(objective, nn.Module):
-        changing = (buffer for part in objective.modules() if part.training for buffer in part.buffers(recurse=False))
-        return any(parameter.requires_grad for parameter in objective.parameters()) or any(True for _ in changing)
-    for name, value in getattr(objective, "__dict__", {}).items():
+    if (module := module_of(objective)) is not None:
+        changing = (buffer for part in module.modules() if part.training for buffer in part.buffers(recurse=False))
+        return any(parameter.requires_grad for parameter in module.parameters()) or any(True for _ in changing)
+    for name, value in getattr(unadapted(objective), "__dict__", {}).items():
         held = value.parameters() if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
         if any(tensor.requires_grad for tensor in held):
             happened = f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is not a torch.nn.Module"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.interfaces.objective import loss_sum
+from ddp_train.interfaces.objective import loss_sum, module_of
 from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
 from ddp_train.training.check.rehearsal import restoring_state
@@ -103,7 +103,7 @@ def bisect(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
 class _Search:
     def __init__(self, components: Components, world: World, *, accumulates_below: int) -> None:
         self._components, self._world, self._most = components, world, accumulates_below
-        roots = [root for root in (components.model, components.objective) if isinstance(root, nn.Module)]
+        roots = [root for root in (components.model, module_of(components.objective)) if root is not None]
         synchronised = any(isinstance(module, nn.SyncBatchNorm) for root in roots for module in root.modules())
         self._forward_is_collective = components.forward_is_collective or (synchronised and world.size > 1)
         self._memory = DeviceMemory(world.device)

@@ -12,6 +12,7 @@ from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.training.parts.turns import without_gradients_for
 from ddp_train.training.seeding import random_state, set_random_state
+from ddp_train.traits import unadapted
 
 
 def rebuild_buckets(components: Components, world: World, micro_batch: MicroBatch | None = None) -> None:
@@ -44,7 +45,7 @@ def try_step(components: Components, world: World, micro_batch: MicroBatch | Non
 @contextmanager
 def restoring_state(components: EvaluationComponents, device: torch.device) -> Iterator[None]:
     """Put back what computing changes: random streams, buffers, modes, and attributes of the model's modules and of the objective."""
-    objective = components.objective
+    objective = unadapted(components.objective)
     parts = [components.model, objective, *getattr(objective, "__dict__", {}).values()]
     modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
     buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]

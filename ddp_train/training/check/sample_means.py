@@ -16,7 +16,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, BatchLoss, Indices, Objective
 from ddp_train.interfaces.batch import batch_size, map_tensors, normalise_and_mix
-from ddp_train.interfaces.objective import HALF, ValueShapeError, evaluated, value_sums, whole_loss
+from ddp_train.interfaces.objective import HALF, ValueShapeError, evaluated, loss_sum, value_sums
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.supervised import LossObjective
@@ -121,7 +121,7 @@ def _last_matrix(model: nn.Module) -> nn.Parameter | None:
 def _loss_sums(objective: Objective, model: nn.Module, batch: Batch, weight: nn.Parameter | None) -> dict[str, Tensor]:
     """Return the loss of a batch, its units, and the gradient of a weight."""
     with torch.enable_grad():
-        loss = whole_loss(objective, model, batch)
+        loss = loss_sum(objective, model, batch)
         gradients = torch.autograd.grad(loss.total, [weight], allow_unused=True) if weight is not None else [None]
     units = loss.num_units
     named_units = {_UNITS_PER_SAMPLE: units / batch_size(batch)} if isinstance(units, int) else {"units of the loss": units}

@@ -25,7 +25,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError, one_line
 from ddp_train.interfaces import Objective, Value
 from ddp_train.interfaces.batch import batch_size, describe, tensors_of
-from ddp_train.interfaces.objective import value_sums, whole_loss
+from ddp_train.interfaces.objective import loss_sum, value_sums
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.supervised import LossObjective
@@ -82,7 +82,7 @@ def _try(components: EvaluationComponents, trial: Trial, world: World) -> str:
         recording = _recording(model, forward, lambda: _refuse_labels(objective, forward, trial))
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), recording:
             if trial.trains:
-                loss = whole_loss(objective, model, batch)
+                loss = loss_sum(objective, model, batch)
                 _require_device("loss", loss.total, world)
                 if not loss.total.requires_grad:
                     raise TypeError("loss does not depend on the parameters: is there a detach(), argmax or no_grad on its way?")

@@ -39,7 +39,7 @@ from ddp_train.interfaces.batch import batch_size, describe, tensors_of
 from ddp_train.system.files import appears_whole
 from ddp_train.training.build.build import build_evaluation
 from ddp_train.training.inference.finished_run import load, typed_config
-from ddp_train.training.inference.predict import infer, inputs_of
+from ddp_train.training.inference.predict import infer
 from ddp_train.training.state.weights import AVERAGES, find_run, put_weights, read_weights
 
 _MODEL = "model"  # the weights' prefix in a folder of DCP
@@ -228,7 +228,7 @@ def _traceable(checkpoint: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, 
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     model = components.model.eval()
     with torch.no_grad(), model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True):
-        infer(components.objective, model, inputs_of(batch.batch))
+        infer(components.objective, model, components.objective.inputs(batch.batch))
     args, kwargs = calls[0]
     size = batch_size([*args, *kwargs.values()])
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Objective
+from ddp_train.interfaces import Objective
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import PositionedEvaluationLoader
-from ddp_train.objective.supervised import TARGETS
 from ddp_train.training.loop.evaluation import evaluating, in_lockstep
 from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.predictions import PredictionFiles
@@ -35,24 +34,12 @@ def predict(components: EvaluationComponents, world: World, folder: Path, *, beg
         batches = copied_ahead(iter(loader), world.device)
         for micro_batch in in_lockstep(batches, world) if components.forward_is_collective else batches:
             with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
-                rows = infer(components.objective, model, inputs_of(batch))
+                rows = infer(components.objective, model, components.objective.inputs(batch))
             skips = [bad.sample for bad in micro_batch.bad_samples]
             files.add({name: row[:0] for name, row in rows.items()} if micro_batch.is_stand_in else rows, skips=skips)
             begins_batch()
     files.close(keep=True)
     return loader.num_samples
-
-
-def inputs_of(batch: Batch) -> Any:
-    """Return a batch without its targets, if it has any: a tuple or a dict of the model's arguments.
-
-    A tensor is the one input. Of a tuple of several, the last is the targets, as in training; of a dict, target, targets, label or labels.
-    """
-    if isinstance(batch, Mapping):
-        return {name: value for name, value in batch.items() if name not in TARGETS}
-    if isinstance(batch, (tuple, list)):
-        return tuple(batch[:-1] if len(batch) > 1 else batch)
-    return (batch,)
 
 
 def infer(objective: Objective, model: nn.Module, inputs: Any) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ from ddp_train import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import conflict
 from ddp_train.interfaces.batch import batch_size
+from ddp_train.interfaces.objective import module_of
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvaluationLoader, PositionedEvaluationLoader
 from ddp_train.loader.reader import MicroBatch
@@ -59,7 +60,7 @@ def evaluate(
 @contextmanager
 def evaluating(components: EvaluationComponents) -> Iterator[None]:
     """Set the model to evaluation: its mode, no gradients, a callback's averaged weights. It may be entered twice."""
-    modules = [module for module in (components.model, components.objective) if isinstance(module, nn.Module)]
+    modules = _modules_of(components)
     with torch.no_grad(), model_log.taken_by(None), averaged_weights(components), _in_eval_mode(modules):
         yield
         components.reshard()
@@ -74,8 +75,8 @@ def _evaluate_set(
     begins_batch: Callable[[], None],
     is_stopping: Callable[[], bool],
 ) -> dict[str, float] | None:
-    model, objective = components.model, components.objective
-    world.copy_from_main([buffer for part in (model, objective) if isinstance(part, nn.Module) for buffer in part.buffers()])
+    objective = components.objective
+    world.copy_from_main([buffer for part in _modules_of(components) for buffer in part.buffers()])
     files = None
     if predictions is not None:
         assert isinstance(loader, PositionedEvaluationLoader)  # build refuses a stream, which has no order to write them in
@@ -114,6 +115,10 @@ def _evaluate_set(
         return None
     metrics = {**objective.metrics(means), **metric.results(components.evaluation_metrics, world)}
     return metrics | ({"skipped_samples": num_skipped} if loader.skips_bad_samples else {})
+
+
+def _modules_of(components: EvaluationComponents) -> list[nn.Module]:
+    return [part for part in (components.model, module_of(components.objective)) if part is not None]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import Batch, LossModule, Objective, TurnObjective
 from ddp_train.interfaces.batch import batch_size, given_batch_size, map_tensors
-from ddp_train.interfaces.objective import loss_sum
+from ddp_train.interfaces.objective import loss_sum, module_of
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.seeding import random_state, set_random_state
 
@@ -155,8 +155,8 @@ class ShapeCopy:
         if isinstance(objective, TurnObjective):
             raise ValueError("the parts of the objective take turns")
         shapes: dict[int, Any] = {}
-        for module in (trained_module, objective):
-            if isinstance(module, nn.Module):
+        for module in (trained_module, module_of(objective)):
+            if module is not None:
                 shapes |= {id(tensor): _shape_of(tensor) for tensor in (*module.parameters(), *module.buffers())}
         self._trained_module, self._objective = copy.deepcopy((trained_module, objective), shapes)
 

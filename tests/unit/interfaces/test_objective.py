@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.interfaces import Batch, BatchLoss, Evaluated, Objective, Ratio, TurnObjective
-from ddp_train.interfaces.objective import ValueShapeError, evaluated, loss_sum, value_sums, whole_loss
+from ddp_train.interfaces.objective import ValueShapeError, evaluated, loss_sum, value_sums
 from tests.unit.interfaces import gathering
 
 BATCH = (torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 1, 0]))
@@ -30,7 +30,7 @@ class Giving(Objective):
 class Turning(TurnObjective):
     turns = {"a": ["a"], "b": ["b"]}  # noqa: RUF012
 
-    def loss(self, model: nn.Module, batch: Batch, turn: str = "") -> Tensor:
+    def turn_loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
         return torch.tensor(1.0) if turn == "a" else torch.ones(4)
 
 
@@ -59,7 +59,7 @@ def test_a_loss_of_another_form_is_refused(loss: Any) -> None:
 
 def test_turns_are_added_and_each_is_over_samples() -> None:
     assert loss_sum(Turning(), MODEL, BATCH, "a") == loss_sum(Turning(), MODEL, BATCH, "b") == (4.0, 4)
-    assert whole_loss(Turning(), MODEL, BATCH) == (8.0, 4)
+    assert loss_sum(Turning(), MODEL, BATCH) == (8.0, 4)
 
 
 def test_by_default_an_evaluation_reports_the_loss_and_its_samples_are_rows() -> None:

@@ -37,7 +37,7 @@ class Adversarial(TurnObjective):
     goals: Mapping[str, Goal] = {}
     turns: Mapping[str, Sequence[str]] = {"discriminator": ["discriminator"], "generator": ["generator"]}
 
-    def loss(self, model: Any, batch: Batch, turn: str = "") -> Tensor:
+    def turn_loss(self, model: Any, batch: Batch, turn: str) -> Tensor:
         real, fake = batch[0].flatten(1), self.make(model, batch)
         if turn == "generator":
             return F.softplus(-model.discriminator(fake))[:, 0]
@@ -70,7 +70,7 @@ class Actors(nn.Module):
 class ActorCritic(Adversarial):
     turns: Mapping[str, Sequence[str]] = {"critic": ["trunk", "critic"], "actor": ["trunk", "actor"]}
 
-    def loss(self, model: Any, batch: Batch, turn: str = "") -> Tensor:
+    def turn_loss(self, model: Any, batch: Batch, turn: str) -> Tensor:
         seen, reward = model.trunk(batch[0].flatten(1)).relu(), batch[1].float() / 10
         value = model.critic(seen)[:, 0]
         if turn == "critic":
@@ -84,8 +84,8 @@ class Bad(Adversarial):
 
     lost: Iterator[bool] = iter(())
 
-    def loss(self, model: Any, batch: Batch, turn: str = "") -> Tensor:
-        loss = super().loss(model, batch, turn)
+    def turn_loss(self, model: Any, batch: Batch, turn: str) -> Tensor:
+        loss = super().turn_loss(model, batch, turn)
         return loss * float("nan") if turn == "discriminator" and next(self.lost, False) else loss
 
 
@@ -121,7 +121,7 @@ def by_hand(steps: int) -> dict[str, Tensor]:
         batch = next(stream).batch
         for name, optimizer in optimizers.items():
             optimizer.zero_grad()
-            loss = objective.loss(model, batch, name).mean()
+            loss = objective.turn_loss(model, batch, name).mean()
             gradients = torch.autograd.grad(loss, list(getattr(model, name).parameters()))
             for parameter, gradient in zip(getattr(model, name).parameters(), gradients, strict=True):
                 parameter.grad = gradient
