@@ -17,7 +17,7 @@ from ddp_train.interfaces.strategy import shard_range
 
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of their plain forms."""
-WRITTEN_IN_SHARES = "alike"  # lists the parts of the shared state whose tensors are the same on all ranks: each rank writes a share
+WRITTEN_IN_SHARES = "written_in_shares"  # lists the parts of the shared state whose tensors all ranks have: each writes a share
 OF_RANK_0 = "of_rank_0"  # lists those of the other parts whose tensors may have other shapes on each rank
 
 _ALIGNMENT = 16  # bytes; a multiple of every type's size, so that no number is cut

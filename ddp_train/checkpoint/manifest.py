@@ -23,7 +23,7 @@ from ddp_train.errors import UserError
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, RunFolder, step_folder
 from ddp_train.traits import Goal
 
-_FORMAT = 5  # of the folder and of what a run saves in it; another one cannot be read
+_FORMAT = 6  # of the folder and of what a run saves in it; another one cannot be read
 _MAX_BYTES = 64 << 20  # some hundred thousand files
 _LARGEST = sys.float_info.max
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")

@@ -26,9 +26,6 @@ from ddp_train.run_folder.trust import require_trust
 TRUST = "--trust"
 """Code that another user has written may run as this one."""
 
-_EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader.num_workers=")
-"""Overrides for a run that is done: to save its predictions, and how they are computed."""
-
 PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")
 """Keys of paths."""
 
@@ -121,16 +118,15 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     if (steps := _all_taken(job)) is None:
         return
     trainer = job.config.trainer
-    harmless = _EVALUATION if job.config.evaluation.save_predictions else ()  # missing predictions are saved then
     values = dict(dotted_items(job.config.tree))
     saved_values = [dict(dotted_items(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
-    keys = {text: text.lstrip("~").partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
+    keys = {text: text.lstrip("~").partition("=")[0] for text in overrides if not text.startswith("cluster.")}
     without_effect = [text for text, key in keys.items() if values.get(key) not in [saved.get(key) for saved in saved_values]]
     if not without_effect:
         return
     by_steps = trainer.max_steps is not None and trainer.max_steps <= steps
     happened = f"all {steps} steps of {job.run_folder.as_typed()} are done: {' '.join(without_effect)} would change nothing"
-    expected = "more steps to train with it, or evaluation.save_predictions=true; or a new run"
+    expected = "more steps to train with it, or a new run; `ddp-train evaluate RUN evaluation.save_predictions=true` saves predictions"
     fix = f"trainer.max_steps={2 * steps}" if by_steps else f"trainer.max_epochs={2 * (trainer.max_epochs or 1)}"
     raise ConfigError(key=without_effect[0].lstrip("~").partition("=")[0], happened=happened, expected=expected, fix=fix)
 

@@ -120,10 +120,6 @@ class Tracker(ABC):
         """End the service's run, and wait until the service has all of it; here a run with a method `finish`."""
         self.run.finish()
 
-    def lost(self) -> str:
-        """Return how unsent rows can be sent later."""
-        return "metrics.jsonl has it"
-
     def remember(self, run_id: str) -> None:
         """Keep the run's id for later attempts, before or after the service knows it."""
         self._id = run_id
@@ -148,7 +144,7 @@ class Tracker(ABC):
         self._thread.join(self.close_timeout_s)
         if not self._is_finished:
             self._is_given_up = True  # the next writer begins with the unsent rows
-            print(f"{self.service} did not accept everything within {self.close_timeout_s:g} s; {self.lost()}", flush=True)
+            print(f"{self.service} did not accept everything within {self.close_timeout_s:g} s; metrics.jsonl has it", flush=True)
 
     def _row(self, step: int) -> Row:
         """Return the row of a step; the row before it is complete now."""

@@ -77,6 +77,3 @@ class WandB(Tracker):
 
     def finish(self) -> None:
         self.run.finish(exit_code=0)
-
-    def lost(self) -> str:
-        return f"`wandb sync {self.folder}/wandb/*run-*` sends the rows there" if self.run is not None else super().lost()

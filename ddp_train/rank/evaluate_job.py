@@ -40,7 +40,6 @@ from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.records import Records
 from ddp_train.training.state.data_identity import known_meaning
 from ddp_train.training.state.weights import put_weights, read_weights
-from ddp_train.training.train_state import SAVED_AS
 
 _POLL_S = 2.0
 _PRINT_EVERY_S = 300.0
@@ -132,7 +131,7 @@ def _load(run: RankRun, checkpoint: Path, components: EvaluationComponents, *, i
 
     def put(weights: Mapping[str, Any]) -> None:
         put_weights(checkpoint, weights, modules)
-        run.state.position = int(weights["state"][SAVED_AS["position"]])
+        run.state.position = int(weights["state"]["position"])
 
     def put_whole() -> str | None:
         try:

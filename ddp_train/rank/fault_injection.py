@@ -74,10 +74,10 @@ class _Injector:
             self._strike(fault, step)
 
     def _strike(self, fault: FaultConfig, step: int) -> None:
-        checkpoints, seconds = self._checkpoints, fault.seconds
+        checkpoints = self._checkpoints
         match fault.kind:
             case "sleep" | "slow":
-                time.sleep(_FOR_EVER_S if seconds is None else seconds)
+                time.sleep(_FOR_EVER_S if fault.seconds is None else fault.seconds)
             case "worker_kill" | "worker_stop":
                 pids = [child.pid for child in multiprocessing.active_children() if child.name == "loader worker" and child.pid is not None]
                 if not pids:
@@ -89,12 +89,9 @@ class _Injector:
                 self._reads_fail.set()
             case "no_space":
                 limit_space(os.getpid(), ROOM_BYTES)
-                _later(seconds, lambda: limit_space(os.getpid(), None))
             case "read_only":
                 checkpoints.mkdir(exist_ok=True)
-                mode = checkpoints.stat().st_mode
                 checkpoints.chmod(0o500)
-                _later(seconds, lambda: checkpoints.chmod(mode))
             case "truncate" | "bit_flip" | "missing_file":
                 logger.warning("debug.faults: %s of %s", fault.kind, damage(checkpoints, fault.kind))
             case "nan" | "spike":
@@ -186,11 +183,3 @@ def _let_reads_fail(components: Components) -> Any:
     fails = multiprocessing.get_context("forkserver").Event()
     source.batch = partial(_read_or_raise, source.batch, fails)  # type: ignore[method-assign]
     return fails
-
-
-def _later(seconds: float | None, undo: Callable[[], None]) -> None:
-    """Undo something after a while; None: never."""
-    if seconds is not None:
-        timer = threading.Timer(seconds, undo)
-        timer.daemon = True
-        timer.start()

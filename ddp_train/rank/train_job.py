@@ -35,11 +35,9 @@ from ddp_train.training.build.make import make_writers
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
-from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.loop.hooks import RunServices
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
-from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
 from ddp_train.training.record.records import Records, run_event
 from ddp_train.training.seeding import seed_all
@@ -166,29 +164,13 @@ def _load_initial_weights(config: RunConfig, weights: Path, components: Componen
 
 
 def end_if_completed(run: RankRun, components: Components) -> bool:
-    """End a run that an earlier attempt has completed, with the predictions that it lacks; return whether it is such a run. Collective."""
+    """End a run that an earlier attempt has completed; return whether it is such a run. Collective."""
     if not run.state.is_over(components.total_steps) or not run.world.from_main(run.job.run_folder.is_completed):
         return False
-    _save_missing_predictions(run, components)
     if run.world.is_main:
         AttemptCount(run.job.run_folder).finish()
         print(summary.over(run.job, run.state), flush=True)
     return True
-
-
-def _save_missing_predictions(run: RankRun, components: Components) -> None:
-    """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
-    job, world, state = run.job, run.world, run.state
-    folder_of = partial(job.run_folder.predictions_of, state.step)
-    is_there = world.from_main(lambda: all(folder_of(name).exists() for name in components.eval_loaders))
-    if not job.config.evaluation.save_predictions or is_there:
-        return
-    with weights_to_evaluate(components):
-        metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: run.phases.enter(Phase.EVALUATION, state.step))
-    assert metrics is not None  # a stop before the first step ends the process
-    if world.is_main:
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.as_typed()}/predictions", flush=True)
 
 
 def prepare_trainer(run: RankRun, components: Components, data_changes: list[str]) -> Trainer:

@@ -10,14 +10,6 @@ from typing import Any
 
 from ddp_train.traits import Goal
 
-SAVED_AS = {"position": "samples", "undone": "samples", "skipped_samples": "skipped", "turn_losses": "turns", "turns_of_steps": "taken"}
-"""Field -> its key in a checkpoint, where that is another word."""
-
-
-def saved_form(state: TrainState | WindowSums) -> dict[str, Any]:
-    """Return the fields as a checkpoint has them."""
-    return asdict(state, dict_factory=lambda items: {SAVED_AS.get(name, name): value for name, value in items})
-
 
 @dataclass(frozen=True)
 class WindowSums:
@@ -125,12 +117,11 @@ class TrainState:
         return self.step >= total_steps or self.early_end is not None
 
     def state_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in saved_form(self).items() if key != "saved_window"}
+        return {name: value for name, value in asdict(self).items() if name != "saved_window"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in vars(self).keys() - {"saved_window"}:
-            setattr(self, name, state[SAVED_AS.get(name, name)])
+            setattr(self, name, state[name])
         self.early_end = EarlyEnd(**state["early_end"]) if state["early_end"] else None
         self.best = {metric: Best(**best) for metric, best in state["best"].items()}
-        jumps = state["jumps"]
-        self.jumps = [Jump(from_step=jump["from_step"], to_step=jump["to_step"], undone=tuple(jump[SAVED_AS["undone"]])) for jump in jumps]
+        self.jumps = [Jump(**{**jump, "undone": tuple(jump["undone"])}) for jump in state["jumps"]]

@@ -1131,7 +1131,7 @@
       if (!changed("evaluation", S.run, S.vs, theme())) return;
       const r = runs[S.run], ev = r.evaluation, parts = [h("div", { class: "tools" }, runPicker())];
       if (!ev) { box.replaceChildren(...parts, h("p", { class: "note" },
-        "This run saved no predictions of classes: evaluation.save_predictions=true does.")); return; }
+        "This run saved no predictions of classes; a run with evaluation.save_predictions=true does.")); return; }
       const facts = [`Step ${fmt(ev.step)}`, plural(ev.samples, "sample"), `accuracy ${fmt(ev.accuracy)}`,
         ev.calibration_error === undefined ? "" : `expected calibration error ${fmt(ev.calibration_error, 3)}`];
       parts.push(h("p", { class: "note" }, `${facts.filter(Boolean).join(", ")}.`));

@@ -7,7 +7,7 @@ from ddp_train.config.run_config import InvalidSectionError, PartialConfig
 from ddp_train.errors import ConfigError
 
 RULES: tuple[Callable[[PartialConfig], Iterator[ConfigError]], ...] = (
-    *(training.check_loader, training.check_steps, training.check_batch_size_schedule, training.check_lengths),
+    *(training.check_loader, training.check_steps, training.check_batch_size_schedule),
     *(training.check_epochs, training.check_own_loss, training.check_optimizer, training.check_scheduler),
     *(sections.check_health, sections.check_evaluation, sections.check_callbacks, sections.check_checkpoints),
     *(strategy.check_strategy, strategy.check_cuda_graphs, strategy.check_early_step, strategy.check_open_micro_batch),

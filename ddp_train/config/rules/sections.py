@@ -113,7 +113,7 @@ def check_faults(config: PartialConfig) -> Iterator[ConfigError]:
             yield refused(place, "step", f"is {fault.step}, with phase start", "null: the start comes before all steps")
         if kind == "slow" and not has_seconds:
             yield refused(place, "seconds", "is not given", "the delay of each step, in seconds")
-        if has_seconds and kind not in ("sleep", "slow", "no_space", "read_only"):
+        if has_seconds and kind not in ("sleep", "slow"):
             yield refused(place, "seconds", f"is {fault.seconds}", f"none: {kind} takes no time")
         if kind == "read_only" and os.geteuid() == 0:
             yield refused(place, "kind", "is read_only, and you are root, who can write anywhere", "another user; or a read-only mount")

@@ -74,21 +74,6 @@ def check_batch_size_schedule(config: PartialConfig) -> Iterator[ConfigError]:
             yield conflict(name, f"is {value}, and {key} is given", without)
 
 
-def check_lengths(config: PartialConfig) -> Iterator[ConfigError]:
-    """Refuse pieces into which a window cannot be cut evenly, where the config says how long it is; else a rank checks it."""
-    whole = config.data.get("context_length")
-    lengths = [change.value for change in config.trainer.length_schedule or ()]
-    if isinstance(whole, int) and (uneven := [length for length in lengths if whole % length]):
-        yield uneven_length(uneven[0], whole)
-
-
-def uneven_length(length: int, whole: int) -> ConfigError:
-    """Return the error for a length that does not divide the length of the windows."""
-    near = max(each for each in range(1, min(length, whole) + 1) if whole % each == 0)
-    happened = f"has a length of {length}, and windows have {whole} tokens (data.context_length)"
-    return ConfigError(key="trainer.length_schedule", happened=happened, expected=f"lengths that divide it, as {near}")
-
-
 def check_loader(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse workers for data that is on the device; check that there are weights where samples are drawn by weight, and nowhere else."""
     loader = config.loader

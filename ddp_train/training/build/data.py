@@ -154,9 +154,9 @@ def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | Non
         expected = "data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null"
         raise conflict("trainer.length_schedule", "is given, and the data is not made of windows of one length", "null", expected=expected)
     if uneven := [change.value for change in trainer.length_schedule if whole % change.value]:
-        from ddp_train.config.rules.training import uneven_length  # with all rules, which the launcher has checked
-
-        raise uneven_length(uneven[0], whole)
+        near = max(each for each in range(1, min(uneven[0], whole) + 1) if whole % each == 0)
+        happened = f"has a length of {uneven[0]}, and windows have {whole} tokens (data.context_length)"
+        raise ConfigError(key="trainer.length_schedule", happened=happened, expected=f"lengths that divide it, as {near}")
     return LengthPlan(whole, trainer.length_schedule)
 
 

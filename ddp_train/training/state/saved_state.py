@@ -4,7 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from ddp_train.checkpoint.codec import Leaf, encode
-from ddp_train.checkpoint.layout import WRITTEN_IN_SHARES
 from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
@@ -29,16 +28,15 @@ from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import KeptWeights, averages, training_mode
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state.weights import compare_model, put_states, sharded_weights
-from ddp_train.training.train_state import SAVED_AS, TrainState, WindowSums, saved_form
+from ddp_train.training.train_state import TrainState, WindowSums
 
 _NONE = KeptWeights()
-_SAVED_AS = {**SAVED_AS, "written_in_shares": WRITTEN_IN_SHARES}
 T = TypeVar("T", bound="SharedState | RankState | WindowSums")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedState:
-    """The state that all ranks share, saved under the fields' names but for `_SAVED_AS` (None: no such part)."""
+    """The state that all ranks share, saved under the fields' names (None: no such part)."""
 
     model: Mapping[str, Any]
     objective: Mapping[str, Any] | None = None  # of one with weights
@@ -105,7 +103,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
     )
     own = RankState(
         random=random_state(world.device),
-        window=saved_form(window),
+        window=asdict(window),
         loader=components.train_loader.state_dict(state.position),
         replica=_replica(shared, kept.own_values, world) if is_replica else None,
         strategy=strategy_state if strategy.state_is_per_rank else None,
@@ -115,7 +113,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
 
 
 def _saved(parts: SharedState | RankState) -> dict[str, Any]:
-    return {_SAVED_AS.get(name, name): part for name, part in vars(parts).items() if part is not None}
+    return {name: part for name, part in vars(parts).items() if part is not None}
 
 
 def _replica(shared: SharedState, kept: Mapping[MemoryKey, Tensor], world: World) -> dict[str, Any]:
@@ -163,13 +161,13 @@ def start_from(
 
 def _from_parts(kind: type[T], parts: Mapping[str, Any]) -> T:
     """Return a dataclass made of the saved parts. Raises CheckpointError: parts are missing, or unknown."""
-    known = {_SAVED_AS.get(field.name, field.name): field for field in fields(kind)}
-    required = (key for key, field in known.items() if field.default is field.default_factory is MISSING)
-    problems = [f"{key} is missing" for key in required if key not in parts]
-    problems += [f"{key} is unknown" for key in parts if key not in known]
+    known = {field.name: field for field in fields(kind)}
+    required = (name for name, field in known.items() if field.default is field.default_factory is MISSING)
+    problems = [f"{name} is missing" for name in required if name not in parts]
+    problems += [f"{name} is unknown" for name in parts if name not in known]
     if problems:
         raise CheckpointError(happened=f"the parts of {kind.__name__} are not those of this format: {', '.join(problems)}")
-    return kind(**{known[key].name: part for key, part in parts.items()})
+    return kind(**parts)
 
 
 def _load_shared(checkpoint: Path, shared: SharedState, components: Components, state: TrainState, world: World) -> None:

@@ -11,7 +11,7 @@ from ddp_train.checkpoint.manifest import CheckpointError, Manifest
 from tests.unit.parts import LOSS, manifest
 
 ON_DISK = """{
-  "format": 5,
+  "format": 6,
   "torch": "2.10",
   "step": 4,
   "world_size": 1,

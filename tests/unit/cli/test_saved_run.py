@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ddp_train.cli.saved_run import frozen_job, refuse_without_effect
 from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.launch.job import Job
-from ddp_train.rank.train_job import _save_missing_predictions
 from ddp_train.system.files import write_json
-from ddp_train.training.train_state import TrainState
-from tests.unit.parts import checked, components, rank_run, saved
+from tests.unit.parts import checked, components, saved
 
 
 @pytest.fixture
@@ -38,7 +35,6 @@ def resume(run: Path, *overrides: str, checkpoint: str | None = None) -> Job:
         (),
         ("cluster.walltime=60",),  # a script that starts it again until it is done
         ("optimizer.lr=0.1", "trainer.max_steps=20"),
-        ("evaluation.save_predictions=true", "evaluation.batch_size=7"),
         ("trainer.max_steps=10", "model.num_classes=auto"),  # which it has by now
         ("model.num_classes=10",),
     ],
@@ -52,8 +48,8 @@ def test_what_has_an_effect_on_a_run_that_is_done_is_accepted(run: Path, overrid
     [
         (("optimizer.lr=0.1",), "optimizer.lr=0.1 would change nothing"),
         (("trainer.max_steps=9",), "trainer.max_steps=9 would change nothing"),
-        (("evaluation.batch_size=7",), "evaluation.batch_size=7 would"),
-        (("cluster.walltime=60", "evaluation.save_predictions=true", "seed=2"), "done: seed=2 would"),
+        (("cluster.walltime=60", "seed=2"), "done: seed=2 would"),
+        (("evaluation.save_predictions=true",), r"`ddp-train evaluate RUN evaluation.save_predictions=true` saves predictions"),
     ],
 )
 def test_what_would_have_none_is_refused_with_what_to_type(run: Path, overrides: tuple[str, ...], named: str) -> None:
@@ -99,16 +95,6 @@ def test_from_an_earlier_checkpoint_a_run_that_is_done_goes_on_with_anything(run
     for last in ("step_00000010", "last"):
         with pytest.raises(ConfigError):
             resume(run, "optimizer.lr=0.1", checkpoint=str(run / "checkpoints" / last))
-
-
-def test_predictions_that_are_asked_for_afterwards_are_saved_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = resume(run, "evaluation.save_predictions=true")
-    parts, state = components("evaluation.save_predictions=true"), TrainState(step=10)
-    for _ in range(2):
-        _save_missing_predictions(rank_run(job, state), parts)
-    assert len(np.load(run / "predictions/step_00000010/prediction.npy")) == 101
-    assert capsys.readouterr().out.count("evaluated after step 10: accuracy ") == 1
-    assert not (run / "metrics.jsonl").exists()  # which has that step's metrics already
 
 
 @pytest.mark.parametrize("text", ["", "hydra:\n  runtime: {", "hydra: {}"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ddp_train.training.train_state import Best, Jump, TrainState, WindowSums, saved_form
+from ddp_train.training.train_state import Best, Jump, TrainState, WindowSums
 
 
 def test_a_state_comes_back_from_json_and_does_not_change_with_the_run() -> None:
@@ -16,16 +16,9 @@ def test_a_state_comes_back_from_json_and_does_not_change_with_the_run() -> None
     assert again.steps_run == 10
     state.losses[""].append(2.0)
     assert kept["losses"] == {"": [1.0]}
-    assert (kept["samples"], kept["jumps"][0]["samples"]) == (160, (128, 288))  # as checkpoints have always had them
 
 
 def test_of_the_windows_of_other_ranks_rank_0_carries_the_sums() -> None:
     windows = [WindowSums([1.0, 2.0], [8.0, 8.0], skipped_samples=1, skipped_steps=3), WindowSums([0.5, 0.5], [8.0, 8.0], skipped_steps=3)]
     assert WindowSums.merged(windows, is_main=True) == WindowSums([1.5, 2.5], [8.0, 8.0], skipped_samples=1, skipped_steps=3)
     assert WindowSums.merged(windows, is_main=False) == WindowSums([0.0, 0.0], [8.0, 8.0], skipped_samples=0, skipped_steps=3)
-
-
-def test_a_window_is_saved_under_the_keys_that_checkpoints_have_always_had() -> None:
-    saved = saved_form(WindowSums([1.0], [8.0], 2, logged={"turn_losses": [1.0, 1.0, 1.0]}, turns_of_steps=[["critic"]]))
-    assert [*saved] == ["losses", "num_units", "skipped", "skipped_steps", "logged", "end_request", "turns", "taken"]
-    assert (saved["skipped"], [*saved["logged"]], saved["taken"]) == (2, ["turn_losses"], [["critic"]])
