@@ -19,6 +19,7 @@ _FOR_PYTHON = {
     "runs": "archive.index",
     "load": "training.inference.finished_run",
     "log": "model_log",
+    "draw": "interfaces",
     **dict.fromkeys(("BatchLoss", "Evaluated", "Objective", "Ratio", "TurnObjective"), "interfaces.objective"),
 }
 """What programs, notebooks and models use, and where it is defined: imported when it is asked for, so that this package costs nothing."""

@@ -151,6 +151,11 @@ def unadapted(component: Any) -> Any:
     return component.wrapped if isinstance(component, Adapted) else component
 
 
+def name_of(component: Any) -> str:
+    """Return the name of a component's own class, for messages."""
+    return type(unadapted(component)).__name__
+
+
 def function_of(partial: Any) -> Any:
     """Return the function of a `functools.partial`, which has none of its attributes; any other is itself."""
     while isinstance(partial, functools.partial):

@@ -36,13 +36,8 @@ class Ratio(NamedTuple):
     """
 
     numerator: Tensor  # any shape
-    denominator: Tensor | int  # any shape; an int: as many for each sample, which spares one small all-reduce a step
+    denominator: Tensor | int  # any shape; an int: the number of the batch, as many for each sample, which spares one small all-reduce
     by_column: bool = False  # both are [B, K], and give K numbers: one for each class
-
-    def mean(self) -> Tensor:
-        """Return the mean of this batch alone, shape []; NaN where nothing counts."""
-        units = self.denominator
-        return self.numerator.sum() / (units.sum() if isinstance(units, Tensor) else units)
 
 
 Value = Tensor | Ratio
@@ -128,8 +123,10 @@ class TurnObjective(Objective):
     One optimizer step of each turn makes a step of the run. All turns of a step get the same micro-batches.
     """
 
-    turns: Mapping[str, Sequence[str]]
-    """Name of a turn -> the parameters that it trains, as `matching` takes them, in their order; each parameter is in one at least."""
+    @property
+    @abstractmethod
+    def turns(self) -> Mapping[str, Sequence[str]]:
+        """Name of a turn -> the parameters that it trains, as `matching` takes them, in their order; each parameter is in one at least."""
 
     @abstractmethod
     def turn_loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
@@ -178,6 +175,11 @@ class AdaptedObjective(Adapted, Objective, base=Objective):
 class AdaptedTurns(Adapted, TurnObjective, base=TurnObjective):
     """One of turns whose class does not inherit from ours."""
 
+    @property
+    def turns(self) -> Mapping[str, Sequence[str]]:
+        turns: Mapping[str, Sequence[str]] = self.wrapped.turns
+        return turns
+
     def turn_loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
         loss: Tensor = self.wrapped.turn_loss(model, batch, turn)
         return loss
@@ -220,7 +222,9 @@ def loss_sum(objective: Objective, model: nn.Module, batch: Batch, turn: str | N
     """
     loss: Value = objective.loss(model, batch) if turn is None else cast(TurnObjective, objective).turn_loss(model, batch, turn)
     size = batch_size(batch)
-    if isinstance(loss, Ratio) and turn is None and not loss.by_column:  # all turns of a step are divided by the same number
+    if isinstance(loss, Ratio) and turn is not None:
+        raise ValueShapeError("turn_loss gives a Ratio, and all turns of a step are divided by the same number: that of the samples")
+    if isinstance(loss, Ratio) and not loss.by_column:  # all turns of a step are divided by the same number
         units = loss.denominator
         return LossSum(_added(loss.numerator), units.sum() if isinstance(units, Tensor) else units)
     if isinstance(loss, Tensor) and loss.ndim == 0:
@@ -230,7 +234,7 @@ def loss_sum(objective: Objective, model: nn.Module, batch: Batch, turn: str | N
     raise ValueShapeError(f"loss gives {describe(loss)} for {_expected(size)}")
 
 
-def evaluated(objective: Objective, model: nn.Module, batch: Batch) -> Evaluated:
+def evaluate_batch(objective: Objective, model: nn.Module, batch: Batch) -> Evaluated:
     """Return what an objective's `evaluate` gives for a batch; the values of samples are rows, too."""
     result = objective.evaluate(model, batch)
     given = result if isinstance(result, Evaluated) else Evaluated(result)
@@ -281,19 +285,19 @@ class LossModule(nn.Module):
         turn: whose loss; None: the objective takes no turns.
     """
 
-    _task: Objective
+    task: Objective
 
     def __init__(self, model: nn.Module, objective: Objective, *, has_state: bool = True, turn: str | None = None) -> None:
         super().__init__()
         self.model = model
         self.objective = module_of(objective) if has_state else None  # DDP would send a teacher's buffers in each step
         self.turn = turn
-        self.__dict__["_task"] = objective  # `nn.Module` is not to see a second one
+        self.__dict__["task"] = objective  # `nn.Module` is not to see a second one
         self._context = _gathering if isinstance(objective, BatchLoss) and objective.gathers else nullcontext
 
     def forward(self, batch: Batch) -> LossSum:
         with self._context():
-            return loss_sum(self._task, self.model, batch, self.turn)
+            return loss_sum(self.task, self.model, batch, self.turn)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the model; that of the objective's parts is its own (a teacher that only evaluates)."""

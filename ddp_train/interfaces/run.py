@@ -127,7 +127,7 @@ class Run(Protocol):
         Not by `requires_grad_`, which the strategy would not know of: ranks would drift apart, or wait for each other.
 
         Args:
-            names: as `named_parameters` below has them.
+            names: as `named_parameters` in parameters.py has them.
 
         Raises ValueError: one is not the model's, or is to be trained and the optimizer does not have it.
         """

@@ -53,6 +53,10 @@ class TrainLoader(ABC):
         """Return the samples in this rank's micro-batch `number` of the step at `position`; None: they have no numbers."""
         return None
 
+    def place(self, position: int, number: int) -> int | None:
+        """Return where in the run micro-batch `number` of the step at `position` begins on this rank, in samples; None: not known."""
+        return None
+
     def state_dict(self, position: int) -> dict[str, Any]:
         """Return this rank's state after the step that ended at `position`: plain containers and tensors."""
         return {}
@@ -141,6 +145,9 @@ class PositionedTrainLoader(TrainLoader):
     def sample_ids(self, position: int, number: int) -> Indices | None:
         return self._reader.indices(next(islice(self._requests(position), number, None)))
 
+    def place(self, position: int, number: int) -> int:
+        return position + self._slices(self.order.batch_at(position).size)[number][0]
+
     def samples_by_source(self, position: int) -> dict[str, int]:
         return self._samples_by_source(position) if self._samples_by_source is not None else {}
 
@@ -188,6 +195,9 @@ class OneBatchTrainLoader(TrainLoader):
 
     def sample_ids(self, position: int, number: int) -> Indices | None:
         return self._loader.sample_ids(0, number)
+
+    def place(self, position: int, number: int) -> int | None:
+        return self._loader.place(position, number)
 
     def caveats(self, position: int) -> list[str]:
         return ["debug.overfit: the first global batch is trained on, again and again"]

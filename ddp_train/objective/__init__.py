@@ -1,1 +1,1 @@
-"""Objectives: the loss and the metrics. Losses are sums over units, so that the loop can form exact means over any split."""
+"""Objectives: the loss and the metrics. Each returns values for each sample, of which the loop forms exact means over any split."""

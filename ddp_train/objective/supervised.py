@@ -57,6 +57,10 @@ class Supervised(Objective):
     def measure(self, outputs: Tensor, targets: Any) -> Evaluated:
         """Return what is reported, what is saved for each sample besides the predictions, and what `evaluation.metrics` compares."""
 
+    def training_loss(self, outputs: Tensor, targets: Any, batch: Batch) -> Value:
+        """Return the loss of the main output, for an objective that needs more of the batch than the targets."""
+        return self.criterion(outputs, targets)
+
     def predictions(self, outputs: Tensor) -> Mapping[str, Tensor]:
         """Return the predictions for each sample, name -> [B, ...], without the targets."""
         return {"output": outputs}
@@ -69,7 +73,7 @@ class Supervised(Objective):
             expected = "one for each sample; a collate that drops or repeats samples says how many its batch has"
             fix = "return ddp_train.interfaces.Counted(batch, number) from it"
             raise ConfigError(key="loader.collate", happened=happened, expected=expected, fix=fix)
-        total = self.criterion(at_least_float32(outputs), targets)
+        total = self.training_loss(at_least_float32(outputs), targets, batch)
         for aux, weight in weighed(auxiliary, self.aux_weight):
             total = with_aux(total, aux.float() if aux.ndim == 0 else self.criterion(at_least_float32(aux), targets), weight)
         return total
@@ -120,7 +124,7 @@ class LossObjective(nn.Module, Objective):
 class StepObjective(Objective):
     """Adapt a function `step(model, batch)`: it returns the loss, or values by name, `loss` among them, each as `Objective.loss` does.
 
-    Of the others training logs the mean over a batch. An evaluation reports all. `step.goals` may say which way they are better.
+    Of the others training logs the means over the micro-batches, and no `Ratio`. An evaluation reports all. `step.goals` may say which way they are better.
     """
 
     def __init__(self, step: Callable[[nn.Module, Batch], Any]) -> None:
@@ -130,8 +134,8 @@ class StepObjective(Objective):
     def loss(self, model: nn.Module, batch: Batch) -> Value:
         values = self.evaluate(model, batch)
         for name, value in values.items():
-            if name != "loss":
-                log(name, value.float().mean() if isinstance(value, Tensor) else value.mean())
+            if name != "loss" and isinstance(value, Tensor):
+                log(name, value.float().mean())
         return values["loss"]
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Value]:

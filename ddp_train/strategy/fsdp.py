@@ -15,6 +15,7 @@ from ddp_train.interfaces import LossModule, RankMemory, Strategy
 from ddp_train.interfaces.parameters import blocks_of
 from ddp_train.interfaces.strategy import is_sharded
 from ddp_train.strategy.means import copy_tensors_from_main
+from ddp_train.traits import name_of
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ def _without_objective(module: nn.Module) -> nn.Module:
 def _require_shardable(model: nn.Module) -> None:
     """Refuse parameters that cannot be sharded, and objectives with parameters to train or turns: no forward of the model serves them."""
     if isinstance(model, LossModule):
-        objective, name = model.objective, type(model.objective).__name__
+        objective, name = model.objective, name_of(model.task)
         if model.turn is not None:
             happened = f"is fsdp, and the parts of {name} take turns, each with its own forward"
             raise conflict("strategy", happened, "ddp or zero1", expected="an objective without turns")

@@ -7,7 +7,7 @@ predictions and targets, a strategy of another base; so is a data set (build/dat
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.evaluated_weights import training_mode
 from ddp_train.training.parts.metric import FunctionMetric, KeptMetric, Metric
-from ddp_train.traits import StrategyConstants, needs_whole_matrices, require_members, whole_matrices_error
+from ddp_train.traits import StrategyConstants, name_of, needs_whole_matrices, require_members, whole_matrices_error
 
 
 def make_objective(objective_config: ComponentConfig, answers: Mapping[str, Any], device: torch.device) -> Objective:
@@ -47,9 +47,7 @@ def as_objective(candidate: Any) -> Objective:
     if not isinstance(candidate, type) and _has_method(candidate, "loss", "turn_loss"):
         takes_turns = _has_method(candidate, "turn_loss")
         require_members(candidate, TurnObjective if takes_turns else Objective, key="objective")
-        kind = AdaptedTurns if takes_turns else AdaptedObjective
-        named: type[Any] = type(type(candidate).__name__, (kind,), {}, base=Objective)  # messages have the name of the user's class
-        return cast(Objective, named(candidate))
+        return AdaptedTurns(candidate) if takes_turns else AdaptedObjective(candidate)
     if callable(candidate) and not isinstance(candidate, type):
         _refuse_mean_by_weights(candidate)
         return StepObjective(candidate) if _is_step(candidate) else LossObjective(candidate)
@@ -84,7 +82,7 @@ def make_metrics(configs: Mapping[str, Any], objective: Objective, world: World,
     """Make the metrics of `evaluation.metrics`, on this rank's device."""
     wanted = {name: config for name, config in configs.items() if config}
     if taken := [name for name in wanted if name in objective.goals]:
-        happened = f"{type(objective).__name__} has a metric of this name"
+        happened = f"{name_of(objective)} has a metric of this name"
         raise ConfigError(key=f"{EVALUATION_METRICS}.{taken[0]}", happened=happened, expected="another name")
     candidates = {name: instantiate(config, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, config in wanted.items()}
     return {name: as_metric(candidate, name, world.device) for name, candidate in candidates.items()}

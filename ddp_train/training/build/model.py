@@ -21,7 +21,7 @@ from ddp_train.interfaces.objective import module_of
 from ddp_train.training.build.make import make_objective
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state
-from ddp_train.traits import ObjectiveConstants, constants_of, unadapted
+from ddp_train.traits import ObjectiveConstants, constants_of, name_of, unadapted
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +94,9 @@ def has_state(objective: Objective) -> bool:
     for name, value in getattr(unadapted(objective), "__dict__", {}).items():
         held = value.parameters() if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
         if any(tensor.requires_grad for tensor in held):
-            happened = f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is not a torch.nn.Module"
+            happened = f"{name_of(objective)}.{name} has parameters to train, but {name_of(objective)} is not a torch.nn.Module"
             expected = "an nn.Module, whose parameters are found, trained and saved"
-            fix = f"class {type(objective).__name__}(nn.Module), with super().__init__(); or {name}.requires_grad_(False)"
+            fix = f"class {name_of(objective)}(nn.Module), with super().__init__(); or {name}.requires_grad_(False)"
             raise ConfigError(key="objective", happened=happened, expected=expected, fix=fix)
     return False
 

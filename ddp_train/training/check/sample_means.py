@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, BatchLoss, Indices, Objective
+from ddp_train.interfaces import Batch, Indices, Objective, draw
 from ddp_train.interfaces.batch import batch_size, map_tensors, normalise_and_mix
-from ddp_train.interfaces.objective import HALF, ValueShapeError, evaluated, loss_sum, value_sums
+from ddp_train.interfaces.objective import HALF, ValueShapeError, evaluate_batch, loss_sum, value_sums
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.supervised import LossObjective
 from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.seeding import random_state
+from ddp_train.traits import ObjectiveConstants, constants_of, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def refuse_dependent(components: EvaluationComponents, trial: Trial, world: Worl
     In training the gradient of one weight must be, too: losses of a fresh model are all alike, whatever they are divided by.
     """
     objective = components.objective
-    if trial.micro_batch.is_stand_in or isinstance(objective, BatchLoss):
+    if trial.micro_batch.is_stand_in or constants_of(objective, ObjectiveConstants).compares_samples:
         return
     model = components.model.eval()  # no dropout
     is_half = components.amp.dtype is not None or any(parameter.dtype in HALF for parameter in model.parameters())
@@ -67,11 +68,12 @@ def refuse_dependent(components: EvaluationComponents, trial: Trial, world: Worl
             with batch_on(world.device, trial.micro_batch) as whole:
                 tried = _whole_and_halves(trial, whole, max_samples)
             streams = _streams(world.device)
-            for micro_batch in tried:
-                with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
+            for place, micro_batch in tried:
+                source = partial(draw.Source, components.seed, place, device=world.device)  # a sample draws the same in the halves
+                with batch_on(world.device, micro_batch) as batch, source(batch=batch), components.amp.autocast(world.device):
                     sums.append(_loss_sums(objective, model, batch, weight) if trial.trains else _value_sums(objective, model, batch))
         except ValueShapeError as error:  # a number of the batch's samples by chance
-            happened = f"{type(objective).__name__}: {error}"
+            happened = f"{name_of(objective)}: {error}"
             raise ConfigError(key="objective", happened=happened, expected="one value for each sample") from error
         except Exception as error:
             logger.info("could not check whether loss and values are those of samples: %s: %s", type(error).__name__, error)
@@ -102,7 +104,7 @@ def _compare(objective: Objective, name: str, sums: list[Tensor], tolerance: flo
     if name == _UNITS_PER_SAMPLE:
         if whole == first == second:
             return
-        happened = f"{type(objective).__name__}'s loss is a Ratio over an int, which is not as large for each sample"
+        happened = f"{name_of(objective)}'s loss is a Ratio over an int, which is not as large for each sample"
         raise ConfigError(key="objective", happened=happened, expected="a tensor as the denominator, whose sum is taken")
     size, noise = float(first.norm() + second.norm()), float((whole - again).norm())
     if not math.isfinite(size + noise) or not size or noise > _MAX_NOISE * size:
@@ -133,7 +135,7 @@ def _loss_sums(objective: Objective, model: nn.Module, batch: Batch, weight: nn.
 def _value_sums(objective: Objective, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Return the numerators and denominators of the values of a batch."""
     sums, size = {}, batch_size(batch)
-    for name, value in evaluated(objective, model, batch).values.items():
+    for name, value in evaluate_batch(objective, model, batch).values.items():
         sums[name], units = value_sums(name, value, size)
         sums[f"units of {name}"] = torch.as_tensor(units)
     return sums
@@ -141,7 +143,7 @@ def _value_sums(objective: Objective, model: nn.Module, batch: Batch) -> dict[st
 
 def _dependence_error(objective: Objective, name: str, *, is_sum: bool) -> ConfigError:
     loss_fn = getattr(objective, "loss_fn", None) if isinstance(objective, LossObjective) else None
-    subject = f"{type(objective).__name__}'s {name}" if loss_fn is None else getattr(loss_fn, "__name__", type(loss_fn).__name__)
+    subject = f"{name_of(objective)}'s {name}" if loss_fn is None else getattr(loss_fn, "__name__", type(loss_fn).__name__)
     expected = "the mean over the batch's samples, shape [], or one value for each sample, shape [B]"
     if is_sum:
         fix = "the mean" if loss_fn is None else "objective.reduction=mean"
@@ -152,8 +154,10 @@ def _dependence_error(objective: Objective, name: str, *, is_sum: bool) -> Confi
     return ConfigError(key="objective", happened=happened, expected=expected, fix=fix)
 
 
-def _whole_and_halves(trial: Trial, batch: Batch, max_samples: int) -> list[MicroBatch]:
+def _whole_and_halves(trial: Trial, batch: Batch, max_samples: int) -> list[tuple[int, MicroBatch]]:
     """Return some samples of a micro-batch, the same again, and their halves: by rows, or read anew where rows are not samples.
+
+    Each has the number of its first sample with it.
 
     Raises ValueError: there are not two samples.
     """
@@ -171,10 +175,10 @@ def _whole_and_halves(trial: Trial, batch: Batch, max_samples: int) -> list[Micr
     if half == 0 and size:
         raise ValueError("it has one sample")
     try:
-        return [MicroBatch(map_tensors(partial(rows, span=span), batch)) for span in spans]
+        return [(span[0], MicroBatch(map_tensors(partial(rows, span=span), batch))) for span in spans]
     except ValueError:
         if trial.ids is None or trial.source is None:
             raise
         half = min(max_samples, len(trial.ids)) // 2
-        parts = [trial.ids[start:end] for start, end in ((0, 2 * half), (0, 2 * half), (0, half), (half, 2 * half))]
-        return [as_micro_batch(trial.source.batch(part), len(part)) for part in parts]
+        parts = [(start, trial.ids[start:end]) for start, end in ((0, 2 * half), (0, 2 * half), (0, half), (half, 2 * half))]
+        return [(start, as_micro_batch(trial.source.batch(part), len(part))) for start, part in parts]

@@ -14,6 +14,7 @@ from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.training.loop.evaluation import evaluating, in_lockstep
 from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.predictions import PredictionFiles
+from ddp_train.traits import name_of
 
 
 def predict(components: EvaluationComponents, world: World, folder: Path, *, begins_batch: Callable[[], None] = lambda: None) -> int:
@@ -46,6 +47,6 @@ def infer(objective: Objective, model: nn.Module, inputs: Any) -> Mapping[str, T
     """Return one row per sample by name; a ConfigError: the objective gives none."""
     rows = objective.infer(model, inputs)
     if not rows:
-        happened = f"{type(objective).__name__}.infer gives nothing for samples without targets"
+        happened = f"{name_of(objective)}.infer gives nothing for samples without targets"
         raise ConfigError(key="objective", happened=happened, expected="tensors with one row for each sample")
     return rows

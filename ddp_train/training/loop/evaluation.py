@@ -10,6 +10,7 @@ from torch import nn
 from ddp_train import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import conflict
+from ddp_train.interfaces import draw
 from ddp_train.interfaces.batch import batch_size
 from ddp_train.interfaces.objective import module_of
 from ddp_train.loader.device_copy import batch_on, copied_ahead
@@ -19,6 +20,7 @@ from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.parts.evaluated_weights import averaged_weights
 from ddp_train.training.record.predictions import PredictionFiles
+from ddp_train.traits import name_of
 
 
 def evaluate(
@@ -84,6 +86,7 @@ def _evaluate_set(
     for metric_object in components.evaluation_metrics.values():
         metric_object.reset()
     totals = metric.ValueTotals()
+    place = loader.first if isinstance(loader, PositionedEvaluationLoader) else None
     gives_up = False
     num_skipped = 0
     begins_batch()
@@ -92,12 +95,19 @@ def _evaluate_set(
         batches = in_lockstep(batches, world)
         is_stopping = on_any_rank(is_stopping, world)
     for micro_batch in batches:
-        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
+        with (
+            batch_on(world.device, micro_batch) as batch,
+            draw.Source(components.seed, place, batch, world.device),
+            components.amp.autocast(world.device),
+        ):
             measured = components.evaluate_batch(batch)
-            totals.add(measured.values, size=batch_size(batch), counts=not micro_batch.is_stand_in)
+            size = batch_size(batch)
+        totals.add(measured.values, size=size, counts=not micro_batch.is_stand_in)
+        if place is not None:
+            place += size + len(micro_batch.bad_samples)
         if files is not None:
             if not measured.rows:
-                happened = f"is true, and {type(objective).__name__}.evaluate gives nothing for each sample"
+                happened = f"is true, and {name_of(objective)}.evaluate gives nothing for each sample"
                 raise conflict("evaluation.save_predictions", happened, "false", expected="values of shape [B], or rows")
             rows = {name: values[:0] for name, values in measured.rows.items()} if micro_batch.is_stand_in else measured.rows
             files.add(rows, skips=[bad.sample for bad in micro_batch.bad_samples])

@@ -27,7 +27,6 @@ from torch.distributed import DistError
 from ddp_train.distributed.store import round_trip_s
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import ExchangeClock
-from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.run_folder.result import Status
 from ddp_train.system import process_env
 from ddp_train.system.phase import PART_OF_PHASE, Part, Phase
@@ -39,6 +38,7 @@ from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.records import run_event
 from ddp_train.training.record.slow_ranks import SlowRanks, Table
 from ddp_train.training.train_state import TrainState
+from ddp_train.traits import name_of
 
 _MANY_EVENTS = 512  # then those that are passed are read
 _LINES = 1000  # the file grows by so many lines while the time since its first grows by a factor of 2.7; by fewer with many ranks
@@ -239,4 +239,4 @@ def _hidden_exchange(components: Components) -> str:
     strategy = components.strategy
     if strategy.exchange_is_timed:
         return ""
-    return type(strategy.wrapped if isinstance(strategy, AdaptedStrategy) else strategy).__name__
+    return name_of(strategy)

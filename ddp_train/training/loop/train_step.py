@@ -8,6 +8,7 @@ Other kinds of step are in `other_steps.py`.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
+from ddp_train.interfaces import draw
 from ddp_train.interfaces.batch import batch_size
 from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 from ddp_train.loader.device_copy import batch_on
@@ -188,9 +190,9 @@ class TrainStep:
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
                 with components.strategy.no_sync(turn.wrapped):
-                    self._forward_backward(micro_batch, units, turn)
+                    self._forward_backward(number, micro_batch, units, turn)
             else:
-                self._forward_backward(micro_batch, units, turn)
+                self._forward_backward(number, micro_batch, units, turn)
         with self.marks.around(_COMMUNICATION):
             components.strategy.reduce_gradients(components.trained_module, self.state.step)
             factor = units.correction()
@@ -214,10 +216,16 @@ class TrainStep:
             clip(gradients, self.clip_grad_norm, grad_norm)
         return grad_norm
 
-    def _forward_backward(self, micro_batch: MicroBatch, units: GlobalUnits, turn: Turn) -> None:
+    def _forward_backward(self, number: int, micro_batch: MicroBatch, units: GlobalUnits, turn: Turn) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
-        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.marks.around(_FORWARD):
+        place = partial(components.train_loader.place, self.state.position, number)
+        with (
+            batch_on(world.device, micro_batch) as batch,
+            draw.Source(components.seed, place, batch, world.device),
+            components.amp.autocast(world.device),
+            self.marks.around(_FORWARD),
+        ):
             loss_sum, num_units = components.loss(batch, turn)
         if micro_batch.is_stand_in:
             loss_sum = loss_sum * 0.0

@@ -24,7 +24,7 @@ from ddp_train.interfaces import (
     Strategy,
     TurnObjective,
 )
-from ddp_train.interfaces.objective import evaluated
+from ddp_train.interfaces.objective import evaluate_batch
 from ddp_train.interfaces.run import implements
 from ddp_train.loader.loader import EvaluationLoader, TrainLoader
 from ddp_train.loader.reader import LengthPlan
@@ -43,6 +43,7 @@ class EvaluationComponents:
     model: nn.Module  # as the config says
     trained_module: nn.Module  # what is optimised, saved and compared: the model, or a `LossModule` where the objective has a state, too
     objective: Objective
+    seed: int = 0  # of the run
     amp: Amp
     eval_loaders: Mapping[str, EvaluationLoader]  # by the sets' names, "" (no name) first; {}: nothing is evaluated
     callbacks: Mapping[str, Callback] = field(default_factory=dict)  # by name
@@ -77,7 +78,7 @@ class EvaluationComponents:
         """Measure a batch in one forward."""
         if self.compiled is not None:
             self.compiled.begin_batch()
-        return evaluated(self.objective, self.model, batch)
+        return evaluate_batch(self.objective, self.model, batch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict, join_few
 from ddp_train.interfaces import LossModule, Objective, Strategy, TurnObjective
 from ddp_train.interfaces.parameters import matching, named_parameters
+from ddp_train.traits import name_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +74,10 @@ def make_turns(trained_module: nn.Module, objective: Objective, strategy: Strate
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
     if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
-        happened = f"{len(left)} parameters are in no turn of {type(objective).__name__}: {join_few(left)}"
+        happened = f"{len(left)} parameters are in no turn of {name_of(objective)}: {join_few(left)}"
         raise ConfigError(key="objective", happened=happened, expected="each in one at least, or requires_grad=False")
     if strategy.graph_is_static and sum(map(len, chosen.values())) > len(parameters):
-        happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"
+        happened = f"is true, and parameters are in several turns of {name_of(objective)}: the graph changes from turn to turn"
         raise conflict("strategy.static_graph", happened, "false")
     model = trained_module.model if isinstance(trained_module, LossModule) else trained_module
     turns = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.interfaces import Batch, BatchLoss, Evaluated, Objective, Ratio, TurnObjective
-from ddp_train.interfaces.objective import ValueShapeError, evaluated, loss_sum, value_sums
+from ddp_train.interfaces.objective import ValueShapeError, evaluate_batch, loss_sum, value_sums
 from tests.unit.interfaces import gathering
 
 BATCH = (torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 1, 0]))
@@ -64,8 +64,8 @@ def test_turns_are_added_and_each_is_over_samples() -> None:
 
 def test_by_default_an_evaluation_reports_the_loss_and_its_samples_are_rows() -> None:
     losses = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    assert evaluated(Giving(losses), MODEL, BATCH) == Evaluated({"loss": losses}, {"loss": losses})
-    assert not evaluated(Giving(torch.tensor(1.0)), MODEL, BATCH).rows
+    assert evaluate_batch(Giving(losses), MODEL, BATCH) == Evaluated({"loss": losses}, {"loss": losses})
+    assert not evaluate_batch(Giving(torch.tensor(1.0)), MODEL, BATCH).rows
 
 
 @pytest.mark.parametrize(

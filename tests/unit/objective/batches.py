@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.interfaces.batch import batch_size
-from ddp_train.interfaces.objective import evaluated, loss_sum
+from ddp_train.interfaces.objective import evaluate_batch, loss_sum
 from ddp_train.training.parts.metric import ValueTotals
 
 IDENTITY = nn.Identity()  # the batch's inputs are the logits
@@ -40,6 +40,6 @@ def reported(objective: Any, model: nn.Module, *batches: Any) -> dict[str, Any]:
     """Return the metrics over all samples of the batches."""
     totals = ValueTotals()
     for batch in batches:
-        totals.add(evaluated(objective, model, batch).values, size=batch_size(batch), counts=True)
+        totals.add(evaluate_batch(objective, model, batch).values, size=batch_size(batch), counts=True)
     metrics: dict[str, Any] = objective.metrics(totals.means(lambda sums: sums))
     return metrics

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_train.interfaces.objective import evaluated, loss_sum, value_sums
+from ddp_train.interfaces.objective import evaluate_batch, loss_sum, value_sums
 from ddp_train.objective.binary import Binary, Multilabel
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.language_modeling import LanguageModeling
@@ -59,7 +59,7 @@ def test_counts_are_integers_and_sums_are_double() -> None:
     model, tokens = token_model_and_batch()
     cases = ((Classification(), IDENTITY, image_batch()), (LanguageModeling(ignore_index=3), model, tokens))
     for objective, its_model, batch in cases:
-        for name, value in evaluated(objective, its_model, batch).values.items():
+        for name, value in evaluate_batch(objective, its_model, batch).values.items():
             numerator, denominator = value_sums(name, value, 12)
             assert numerator.dtype == (torch.float64 if name == "loss" else torch.int64)
             assert isinstance(denominator, int) or denominator.dtype == torch.int64

@@ -21,6 +21,7 @@ from ddp_train.objective.classification import Classification
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.supervised import LossObjective, StepObjective, outputs_and_targets, unwrap, with_aux
 from ddp_train.training.build.make import as_objective
+from ddp_train.traits import name_of
 from tests.unit.objective.batches import IDENTITY, image_batch, mean_loss, reported
 
 
@@ -185,7 +186,7 @@ class Turning:
 def test_an_objective_of_another_class_gets_what_it_lacks() -> None:
     batch = image_batch()
     objective = as_objective(Foreign())
-    assert isinstance(objective, Objective) and type(objective).__name__ == "Foreign"
+    assert isinstance(objective, Objective) and name_of(objective) == "Foreign"
     assert as_objective(objective) is objective
     assert objective.goals == {"loss": "min"} and objective.unit == "sample"
     expected = 0.5 * F.cross_entropy(*batch).item()
@@ -230,7 +231,7 @@ def test_a_loss_function_that_keeps_another_one_under_the_name_loss_is_a_loss_fu
 def test_a_function_of_model_and_batch_is_a_step() -> None:
     def step(model: nn.Module, batch: Batch, *, scale: float) -> dict[str, Any]:
         logits = model(batch[0])
-        return {"loss": scale * F.cross_entropy(logits, batch[1]), "right": Ratio(logits.argmax(1) == batch[1], len(batch[1]))}
+        return {"loss": scale * F.cross_entropy(logits, batch[1]), "right": logits.argmax(1) == batch[1], "ratio": Ratio(logits, 2)}
 
     step.goals = {"right": "max"}  # type: ignore[attr-defined]
     objective = as_objective(partial(step, scale=2.0))
@@ -239,7 +240,7 @@ def test_a_function_of_model_and_batch_is_a_step() -> None:
     with model_log.taken_by(lambda name, value: logged.update({name: float(value)})):
         loss = mean_loss(objective, IDENTITY, image_batch())
     assert loss == pytest.approx(2 * F.cross_entropy(*image_batch()).item())
-    assert logged == pytest.approx({"right": reported(objective, IDENTITY, image_batch())["right"]})
+    assert logged == pytest.approx({"right": reported(objective, IDENTITY, image_batch())["right"]})  # in training no ratio
 
 
 def test_either_name_of_its_arguments_tells_a_step_from_a_loss_function() -> None:

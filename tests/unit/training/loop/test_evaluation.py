@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Evaluated
-from ddp_train.interfaces.objective import evaluated
+from ddp_train.interfaces.objective import evaluate_batch
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.supervised import LossObjective
@@ -181,10 +181,10 @@ class Half(Classification):
 def test_values_of_samples_are_rows_and_rows_are_what_is_said() -> None:
     parts = components()
     batch = next(iter(parts.eval_loaders[""])).batch
-    rows = evaluated(Half(), parts.model, batch).rows
+    rows = evaluate_batch(Half(), parts.model, batch).rows
     assert list(rows) == ["accuracy", "accuracy_top5", "loss", "half"]
     assert rows["half"].shape == (len(batch[0]), 2) and rows["accuracy"].dtype == torch.bool
-    only_means = evaluated(LossObjective(nn.CrossEntropyLoss()), parts.model, batch)
+    only_means = evaluate_batch(LossObjective(nn.CrossEntropyLoss()), parts.model, batch)
     assert list(only_means.rows) == ["output"]
 
 
