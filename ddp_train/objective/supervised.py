@@ -124,7 +124,8 @@ class LossObjective(nn.Module, Objective):
 class StepObjective(Objective):
     """Adapt a function `step(model, batch)`: it returns the loss, or values by name, `loss` among them, each as `Objective.loss` does.
 
-    Of the others training logs the means over the micro-batches, and no `Ratio`. An evaluation reports all. `step.goals` may say which way they are better.
+    Of the others training logs the means over the micro-batches, and no `Ratio`. An evaluation reports all. `step.goals` may say which way
+    they are better.
     """
 
     def __init__(self, step: Callable[[nn.Module, Batch], Any]) -> None:

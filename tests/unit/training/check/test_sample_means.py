@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Batch, BatchLoss, Objective, Ratio
+from ddp_train.interfaces import Batch, BatchLoss, Objective, Ratio, draw
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.supervised import LossObjective
@@ -77,6 +77,12 @@ def masked(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="none") + torch.where(labels == 0, torch.nan, 0.0)
 
 
+def drawn(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over those samples that are drawn, whose number is random."""
+    mask = draw.bernoulli(torch.full((len(labels),), 0.5))
+    return (F.cross_entropy(logits, labels, reduction="none") * mask).sum() / mask.sum()
+
+
 def to_one(logits: Tensor) -> Tensor:
     return logits[:, :1]
 
@@ -100,6 +106,7 @@ WRONG_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
         lambda logits, labels: F.cross_entropy(logits, labels, torch.arange(1.0, 11.0)),
         "is not the mean of its halves'",
     ),
+    "a mean over those that are drawn": (drawn, "is not the mean of its halves'"),
     "Dice over the batch": (dice, "is not the mean of its halves'"),
     "a mean over a number": (lambda logits, labels: Ratio(right(logits, labels), len(labels)), "is not the mean of its halves'"),
     "a sum over one": (lambda logits, labels: Ratio(right(logits, labels) * len(labels), 1), "a Ratio over an int, which is not as large"),
