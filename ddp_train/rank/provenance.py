@@ -5,10 +5,10 @@ import platform
 import secrets
 import shlex
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def record_environment(job: Job, world: World) -> None:
         "working_directory": os.getcwd(),
         "config_sha256": job.config.hash(),
         "batch": str(job.config.batch),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": datetime.now().astimezone().isoformat(timespec="milliseconds"),  # jobs of a sweep may take less than a second
         "ddp_train": __version__,
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

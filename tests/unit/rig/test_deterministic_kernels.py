@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddp_train.interfaces.objective import evaluated, loss_sum
+from ddp_train.interfaces.objective import evaluate_batch, loss_sum
 from tests.unit.rig.cases import NAMES, case, files
 
 FROZEN_AT = "2.13"
@@ -146,4 +146,4 @@ def test_models_and_objectives_need_no_kernel_that_is_not_there(name: str) -> No
     with FailsWithoutAKernel():
         loss_sum(objective, model, batch).total.backward()
         with torch.no_grad():
-            evaluated(objective, model.eval(), batch)
+            evaluate_batch(objective, model.eval(), batch)

@@ -14,7 +14,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_map_only
 
-from ddp_train.interfaces.objective import evaluated, loss_sum, value_sums
+from ddp_train.interfaces.objective import evaluate_batch, loss_sum, value_sums
 from ddp_train.training.build.make import make_optimizer
 from tests.unit.rig.cases import NAMES, SAMPLES, case, config_of
 from tests.unit.rig.fake_gpu import CUDA, Moved, autocast, fake, on_a_gpu, onto_gpu
@@ -33,7 +33,7 @@ def test_the_host_waits_for_no_forward_and_all_is_on_one_device(name: str, dtype
         batch = tree_map_only(Tensor, fake, batch)
         with autocast(dtype):
             loss = loss_sum(objective, model, batch)
-            measured = evaluated(objective, model.eval(), batch)
+            measured = evaluate_batch(objective, model.eval(), batch)
         sums = [each for name, value in measured.values.items() for each in value_sums(name, value, SAMPLES)]
     given = [*loss, *sums, *measured.rows.values(), *(measured.compared or ())]
     assert {value.device for value in given if isinstance(value, Tensor)} == {CUDA}
