@@ -30,10 +30,13 @@ class Source:
 
     Args:
         place: where in the run the micro-batch begins, in samples, or what returns it; None: its samples have no places.
+        pieces: rows of the batch that are one sample.
     """
 
-    def __init__(self, seed: int, place: int | Callable[[], int | None] | None, batch: Batch, device: torch.device) -> None:
-        self._seed, self._place, self._batch, self.device = seed, place, batch, device
+    def __init__(
+        self, seed: int, place: int | Callable[[], int | None] | None, batch: Batch, device: torch.device, *, pieces: int = 1
+    ) -> None:
+        self._seed, self._place, self._batch, self._pieces, self.device = seed, place, batch, pieces, device
         self._draws = 0
 
     def keys(self, size: int) -> Tensor | None:
@@ -45,10 +48,10 @@ class Source:
         first = self._place() if callable(self._place) else self._place
         if first is None:
             return None
-        places = np.arange(first, first + size, dtype=np.uint64)
-        of_samples = random_bits(random_bits(np.asarray([self._seed], np.uint64), 0) + places, 0)
+        sample, piece = np.divmod(np.arange(size, dtype=np.uint64), np.uint64(self._pieces))
+        of_rows = random_bits(random_bits(np.asarray([self._seed], np.uint64), 0) + np.uint64(first) + sample, piece)
         self._draws += 1
-        return torch.from_numpy(random_bits(of_samples, self._draws).view(np.int64)).to(self.device, non_blocking=True)
+        return torch.from_numpy(random_bits(of_rows, self._draws).view(np.int64)).to(self.device, non_blocking=True)
 
     def __enter__(self) -> None:
         global _source

@@ -18,13 +18,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Batch, Evaluated, Objective, Ratio, Value
 from ddp_train.interfaces.batch import batch_size, call_model, describe
-from ddp_train.interfaces.objective import TARGETS
+from ddp_train.interfaces.objective import HALF, TARGETS
 from ddp_train.model_log import log
 from ddp_train.traits import function_of
 
@@ -173,7 +172,7 @@ def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Ten
 
 def at_least_float32(outputs: Tensor) -> Tensor:
     """Convert half precision to float32: sums of exponentials, or over many samples, would lose too much."""
-    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+    return outputs.float() if outputs.dtype in HALF else outputs
 
 
 def per_target(losses: Tensor, targets: Tensor, ignore_index: int | None) -> Ratio:

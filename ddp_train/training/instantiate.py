@@ -2,6 +2,7 @@
 
 import functools
 import re
+import traceback
 from collections.abc import Mapping
 from contextvars import ContextVar
 from inspect import Parameter
@@ -67,11 +68,17 @@ def instantiate(component_config: ComponentConfig, *, key: str, answers: Mapping
         error.put_under(key)
         raise
     except Exception as error:
-        if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
-            raise ConfigError(key=key, happened=f"{component_config['_target_']}: {error}") from None  # the call itself did not fit
+        if isinstance(error, TypeError) and not _is_from_within(error):
+            raise ConfigError(key=key, happened=f"{component_config['_target_']}: {error}") from None
         refuse_unexpected(error, component_config, key)
         error.add_note(f"config key: {key}")
         raise
+
+
+def _is_from_within(error: TypeError) -> bool:
+    """Tell whether an error is of a component's code, and not of the call itself: a missing argument, an abstract class."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return not (frames[-1] == __name__ or frames[-1].partition(".")[0] == "hydra")
 
 
 def run_gives(name: str) -> Any:

@@ -222,21 +222,22 @@ class TrainStep:
         place = partial(components.train_loader.place, self.state.position, number)
         with (
             batch_on(world.device, micro_batch) as batch,
-            draw.Source(components.seed, place, batch, world.device),
+            draw.Source(components.seed, place, batch, world.device, pieces=micro_batch.pieces),
             components.amp.autocast(world.device),
             self.marks.around(_FORWARD),
         ):
-            loss_sum, num_units = components.loss(batch, turn)
+            loss, num_units, times = components.loss(batch, turn)
         if micro_batch.is_stand_in:
-            loss_sum = loss_sum * 0.0
+            times = 0
         with self.marks.around(_COMMUNICATION):
             units.add(micro_batch, num_units)
         # Backward begins with this factor: the gradients are those of the loss times the factor, without that product and its own backward.
-        factor = units.factor.to(loss_sum.dtype) if isinstance(units.factor, Tensor) else torch.full_like(loss_sum, units.factor)
-        factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
+        begin = units.factor * times
+        factor = begin.to(loss.dtype) if isinstance(begin, Tensor) else torch.full_like(loss, begin)
+        factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss))
         with self.marks.around(_BACKWARD):
-            backward(loss_sum, factor)
-        self.window.add(loss_sum, turn=turn.name)
+            backward(loss, factor)
+        self.window.add(loss, times, turn=turn.name)
 
 
 def backward(loss: Tensor, grad_output: Tensor) -> None:

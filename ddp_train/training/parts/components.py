@@ -47,7 +47,7 @@ class EvaluationComponents:
     amp: Amp
     eval_loaders: Mapping[str, EvaluationLoader]  # by the sets' names, "" (no name) first; {}: nothing is evaluated
     callbacks: Mapping[str, Callback] = field(default_factory=dict)  # by name
-    evaluation_metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own, by name
+    evaluation_metrics: Mapping[str, Metric] = field(default_factory=dict)  # in addition to the objective's own, by name
     forward_is_collective: bool = False  # every forward is a collective
     compiled: Compiled | None = None  # of the model; None: nothing is
 

@@ -81,11 +81,11 @@ class LogWindow:
         for column in self._columns:
             column.begin(len(self._num_units))
 
-    def add(self, loss: Tensor, *, turn: str | None = None) -> None:
-        """Add a loss, summed over some of this rank's units, shape [], to the present step's, and to the turn's part of it."""
-        self._losses.add(loss)
+    def add(self, loss: Tensor, times: int = 1, *, turn: str | None = None) -> None:
+        """Add a loss, shape [], so many times: the sum over some of this rank's units, to the present step's and the turn's part of it."""
+        self._losses.add(loss, times)
         if turn is not None:
-            self._turn_losses[turn].add(loss)
+            self._turn_losses[turn].add(loss, times)
 
     def begin_turns(self, turns: Iterable[str]) -> None:
         """Note the turns of the present step, of an objective that takes turns."""
@@ -204,9 +204,8 @@ class _LossColumn:
             self._view()
         self._index = index
 
-    def add(self, number: Tensor) -> None:
+    def add(self, number: Tensor, times: int) -> None:
         if self._on_host:
-            self._views[self._index] += number.item()
+            self._views[self._index] += number.item() * times
         else:
-            sum_of_step = self._views[self._index]
-            sum_of_step += number.detach()
+            self._views[self._index].add_(number.detach(), alpha=times)

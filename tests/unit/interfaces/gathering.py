@@ -28,9 +28,9 @@ def model_and_batch() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 def gradient(model: nn.Module, batch: tuple[Tensor, Tensor], *, is_wrapped: bool) -> list[float]:
     module: nn.Module = LossModule(model, Contrastive(gathers=True), has_state=False)
     wrapped = DistributedDataParallel(module) if is_wrapped else module  # which must be there in backward, too
-    total, num_units = wrapped(batch)
+    loss = wrapped(batch)
     size = RANKS if is_wrapped else 1  # DDP takes the mean of the ranks' gradients, and the sum is wanted
-    (total * size / (num_units * size)).backward()
+    (loss.total * size / (loss.num_units * size)).backward()
     return [number for parameter in model.parameters() for number in parameter.grad.flatten().tolist()]  # type: ignore[union-attr]
 
 

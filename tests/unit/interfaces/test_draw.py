@@ -63,6 +63,19 @@ def test_torch_draws_outside_of_a_run_and_for_samples_without_places() -> None:
     assert torch.equal(torch.stack([first, draw.randn(4, 2)]), torch.stack(expected))
 
 
+def test_the_pieces_of_a_sample_draw_each_its_own_and_none_that_is_of_another_sample() -> None:
+    """Windows of tokens may be cut: on two ranks, each sample in two rows."""
+    alone, first, second = (draw.Source(7, place, torch.zeros(size), CPU, pieces=2) for place, size in ((10, 8), (10, 4), (12, 4)))
+    with alone:
+        rows = draw.randn(8, 3)
+    with first:
+        of_first = draw.randn(4, 3)
+    with second:
+        of_second = draw.randn(4, 3)
+    assert torch.equal(torch.cat([of_first, of_second]), rows)
+    assert len(rows.unique()) == rows.numel()
+
+
 def test_another_number_of_samples_is_refused() -> None:
     with source(0, 4), pytest.raises(ValueError, match="begins with the number of samples, 4, and not with 8"):
         draw.randn(8, 2)

@@ -58,8 +58,9 @@ def test_a_loss_of_another_form_is_refused(loss: Any) -> None:
 
 
 def test_turns_are_added_and_each_is_over_samples() -> None:
-    assert loss_sum(Turning(), MODEL, BATCH, "a") == loss_sum(Turning(), MODEL, BATCH, "b") == (4.0, 4)
-    assert loss_sum(Turning(), MODEL, BATCH) == (8.0, 4)
+    assert [(loss.total, loss.num_units) for loss in (loss_sum(Turning(), MODEL, BATCH, turn) for turn in "ab")] == [(4.0, 4)] * 2
+    together = loss_sum(Turning(), MODEL, BATCH)
+    assert (together.total, together.num_units) == (8.0, 4)
 
 
 def test_by_default_an_evaluation_reports_the_loss_and_its_samples_are_rows() -> None:

@@ -63,7 +63,7 @@ def test_tokens_weigh_the_same_however_the_batch_is_split() -> None:
 def test_labels_that_are_all_ignored_cost_nothing() -> None:
     model = TinyForCausalLM()
     batch = {"input_ids": torch.zeros(2, 3, dtype=torch.int64), "labels": torch.full((2, 3), -100)}
-    total, num_units = loss_sum(met(model), model, batch)
+    total, num_units, _ = loss_sum(met(model), model, batch)
     assert total.item() == num_units == 0
     total.backward()
     assert not model.table.weight.grad.any()  # type: ignore[union-attr]

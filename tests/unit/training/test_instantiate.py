@@ -6,10 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
 
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Objective
 from ddp_train.training.instantiate import instantiate
 
 LINEAR = {"_target_": "torch.optim.lr_scheduler.LinearLR", "start_factor": 0.5, "total_iters": 2}
@@ -70,3 +73,21 @@ def test_an_optimizer_inside_another_one_has_the_parameters_and_a_partial_stays_
     doubled = instantiate({"_target_": f"{__name__}.Doubled", "base": {**inner, "_partial_": True}}, key="optimizer", run_object=groups)
     assert isinstance(doubled.base, functools.partial)
     assert doubled.optimizer.param_groups[0]["lr"] == 0.1
+
+
+class Unfinished(Objective):
+    """Lacks `loss`."""
+
+
+class Failing:
+    def __init__(self) -> None:
+        raise TypeError("the user's own")
+
+
+def test_a_call_that_does_not_fit_is_told_with_its_key_and_an_error_of_the_component_stays() -> None:
+    with pytest.raises(ConfigError, match=r"^objective: .*Unfinished: .*abstract class Unfinished"):
+        instantiate({"_target_": f"{__name__}.Unfinished"}, key="objective")
+    with pytest.raises(ConfigError, match=r"^callbacks\.a: .*Around: .*missing 1 required positional argument: 'steps'"):
+        instantiate({"_target_": f"{__name__}.Around", "optimizer": None}, key="callbacks.a")
+    with pytest.raises(TypeError, match="the user's own"):
+        instantiate({"_target_": f"{__name__}.Failing"}, key="model")
